@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 
-.PHONY: help setup demo test check format crds bench clean
+.PHONY: help setup demo test e2e check format crds bench clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -25,8 +25,12 @@ setup: $(VENV)/.ready ## install everything into .venv
 demo: setup ## a manifest becomes batching pods that answer, under each strategy (DEMO_ARGS=--keep leaves it running)
 	@$(BIN)/paceline demo $(DEMO_ARGS)
 
+# no cluster is touched, also if the shell names one
 test: setup ## run the hermetic tests (no GPU, no cluster)
-	@$(RUN) -m pytest $(TEST_ARGS)
+	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS $(RUN) -m pytest $(TEST_ARGS)
+
+e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
+	@$(RUN) -m pytest tests/controlplane tests/operators tests/e2e $(E2E_ARGS)
 
 check: setup ## lint, types, import layers, generated files
 	@$(BIN)/ruff check .
