@@ -1,0 +1,280 @@
+"""Kinds of fields: each knows its OpenAPI schema and how to check a value, so that the CRD and the parser can't disagree.
+
+`parse` appends to `problems` instead of raising: a user sees every mistake of a manifest at once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline_core.errors import KnobError
+from paceline_core.knobs import KnobSpec, Strategy
+from paceline_operator.errors import Problem
+
+__all__ = ["Boolean", "Integer", "Kind", "KnobKind", "ListOf", "MapOf", "Number", "Quantity", "Raw", "Schema", "Text"]
+
+Schema = dict[str, Any]
+Problems = list[Problem]
+
+DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(us|µs|ms|s|m|h))+$"
+_DURATION_LENGTH = 32
+_MAX_INTS = 64  # preferredBatchSizes: more sizes than this say nothing
+# the API server's own grammar of quantities, without signs: no amount of ours may be negative
+_QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
+
+
+class Kind(ABC):
+    """What values a field takes."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """Return the OpenAPI v3 schema (structural, no defaults)."""
+
+    @abstractmethod
+    def parse(self, value: Any, path: str, problems: Problems) -> Any:
+        """Return the Python form of a JSON value, or None after adding what is wrong with it to `problems`."""
+
+
+def _refuse(path: str, value: Any, bound: str, remedy: str, problems: Problems) -> None:
+    problems.append(Problem(path, value, bound, remedy))
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    """A text; `pattern` must match all of it, `choices` close the set."""
+
+    max_length: int = 253
+    pattern: str = ""
+    choices: tuple[str, ...] = ()
+    example: str = ""
+    min_length: int = 1
+
+    def schema(self) -> Schema:
+        """Return the schema: length, pattern, enum."""
+        if self.choices:
+            return {"type": "string", "enum": list(self.choices)}
+        limits: Schema = {"type": "string", "minLength": self.min_length, "maxLength": self.max_length}
+        return limits | ({"pattern": self.pattern} if self.pattern else {})
+
+    @property
+    def bound(self) -> str:
+        """The rule in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        return f"text of {self.min_length} to {self.max_length} characters" + (
+            f" like {self.example}" if self.example else ""
+        )
+
+    def _fits(self, value: str) -> bool:
+        if self.choices:
+            return value in self.choices
+        # `$` would also accept a line feed at the end, which Go's engine on the server doesn't
+        whole = not self.pattern or (re.search(self.pattern, value) is not None and not value.endswith("\n"))
+        return self.min_length <= len(value) <= self.max_length and whole
+
+    def parse(self, value: Any, path: str, problems: Problems) -> str | None:
+        """Return the text."""
+        if isinstance(value, str) and self._fits(value):
+            return value
+        example = self.choices[0] if self.choices else self.example
+        _refuse(path, value, self.bound, f"write a text such as {example!r}" if example else "write a text", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Kind):
+    """A whole number between two inclusive bounds."""
+
+    low: int
+    high: int
+
+    def schema(self) -> Schema:
+        """Return the schema: 64 bits, minimum, maximum."""
+        return {"type": "integer", "format": "int64", "minimum": self.low, "maximum": self.high}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> int | None:
+        """Return the number."""
+        if isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high:
+            return value
+        _refuse(path, value, f"{self.low} ≤ value ≤ {self.high}", "give a whole number inside the bound", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    """A number between two inclusive bounds."""
+
+    low: float
+    high: float
+
+    def schema(self) -> Schema:
+        """Return the schema: minimum, maximum."""
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> float | None:
+        """Return the number as a float."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high:
+            return float(value)
+        _refuse(path, value, f"{self.low} ≤ value ≤ {self.high}", "give a number inside the bound", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean(Kind):
+    """True or false."""
+
+    def schema(self) -> Schema:
+        """Return the schema."""
+        return {"type": "boolean"}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> bool | None:
+        """Return the truth value."""
+        if isinstance(value, bool):
+            return value
+        _refuse(path, value, "true or false", "write true or false", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(Kind):
+    """A Kubernetes quantity (`500m`, `4Gi`, 2), never negative."""
+
+    def schema(self) -> Schema:
+        """Return the schema that Kubernetes itself uses for quantities, plus the sign."""
+        return {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": _QUANTITY,
+            "minimum": 0,
+            "x-kubernetes-int-or-string": True,
+        }
+
+    def parse(self, value: Any, path: str, problems: Problems) -> str | None:
+        """Return the quantity as text."""
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        if whole or (isinstance(value, str) and re.fullmatch(_QUANTITY.strip("^$"), value)):
+            return str(value)
+        _refuse(path, value, "a quantity ≥ 0", "write a Kubernetes quantity such as '500m' or '4Gi'", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf(Kind):
+    """An object with free keys and values of one kind."""
+
+    values: Kind
+
+    def schema(self) -> Schema:
+        """Return the schema."""
+        return {"type": "object", "additionalProperties": self.values.schema()}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> dict[str, Any] | None:
+        """Return a dict of parsed values."""
+        if isinstance(value, Mapping):
+            return {str(key): self.values.parse(item, f"{path}[{key}]", problems) for key, item in value.items()}
+        _refuse(path, value, "an object of key: value", "write one key: value per line", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(Kind):
+    """A list of at most `max_items` items of one kind."""
+
+    items: Kind
+    max_items: int
+
+    def schema(self) -> Schema:
+        """Return the schema."""
+        return {"type": "array", "items": self.items.schema(), "maxItems": self.max_items}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> tuple[Any, ...] | None:
+        """Return a tuple of parsed items."""
+        if isinstance(value, list | tuple) and len(value) <= self.max_items:
+            return tuple(self.items.parse(item, f"{path}[{i}]", problems) for i, item in enumerate(value))
+        _refuse(path, value, f"a list of at most {self.max_items} items", "write a list, one '- item' per line", problems)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Raw(Kind):
+    """An object of Kubernetes' own types, passed on as it is; the API server checks it when we apply it."""
+
+    keys: tuple[str, ...] = ()
+
+    def schema(self) -> Schema:
+        """Return the schema: an object whose content is kept."""
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+    def parse(self, value: Any, path: str, problems: Problems) -> dict[str, Any] | None:
+        """Return the object."""
+        if not isinstance(value, Mapping):
+            _refuse(path, value, "an object", "write an object", problems)
+            return None
+        for key in value if self.keys else ():
+            if key not in self.keys:
+                _refuse(f"{path}.{key}", value[key], "unknown field", f"known here: {', '.join(self.keys)}", problems)
+        return dict(value)
+
+
+@dataclass(frozen=True, slots=True)
+class KnobKind(Kind):
+    """A knob of the core's table; its value stays in wire form."""
+
+    knob: KnobSpec
+
+    def schema(self) -> Schema:
+        """Return the schema of the knob's type and bounds; bounds of durations are CEL rules."""
+        return {
+            "enum": {"type": "string", "enum": [s.value for s in Strategy]},
+            "int": self._bounded({"type": "integer", "format": "int64"}, int),
+            "float": self._bounded({"type": "number"}, float),
+            "bool": {"type": "boolean"},
+            "duration": self._duration_schema(),
+            "ints": {
+                "type": "array",
+                "maxItems": _MAX_INTS,
+                "items": self._bounded({"type": "integer", "format": "int64"}, int),
+            },
+        }[self.knob.kind]
+
+    def _bounded(self, schema: Schema, convert: type[int] | type[float]) -> Schema:
+        if self.knob.low is None or self.knob.high is None or self.knob.kind == "duration":
+            return schema
+        bounded = schema | {"minimum": convert(self.knob.low), "maximum": convert(self.knob.high)}
+        if (
+            self.knob.low_exclusive
+        ):  # as a rule: the boolean exclusiveMinimum of OpenAPI 3.0 means something else in JSON Schema
+            rule = {"rule": f"self > {float(self.knob.low)}", "message": f"must keep {self.knob.bound}"}
+            bounded["x-kubernetes-validations"] = [rule]
+        return bounded
+
+    def _duration_schema(self) -> Schema:
+        endless = self.knob.name == "staticFlush"
+        pattern = DURATION_PATTERN[:-1] + "$|^never$" if endless else DURATION_PATTERN
+        schema: Schema = {"type": "string", "maxLength": _DURATION_LENGTH, "pattern": pattern}
+        if self.knob.high is None or math.isinf(self.knob.high):
+            return schema
+        low = f" && duration(self) > duration('{int(self.knob.low or 0)}s')" if self.knob.low_exclusive else ""
+        rule = f"duration(self) <= duration('{int(self.knob.high)}s'){low}"
+        rule = f"self == 'never' || ({rule})" if endless else rule
+        schema["x-kubernetes-validations"] = [{"rule": rule, "message": f"must keep {self.knob.bound}"}]
+        return schema
+
+    def parse(self, value: Any, path: str, problems: Problems) -> Any:
+        """Return the wire value as given, once the knob accepts it."""
+        if value is None or (self.knob.kind == "ints" and isinstance(value, list) and len(value) > _MAX_INTS):
+            _refuse(path, value, f"type {self.knob.kind}", "leave the field out or give a value", problems)
+            return None
+        try:
+            self.knob.parse(value)
+        except KnobError as error:
+            problems.extend(Problem(path, v.value, v.bound, v.remedy) for v in error.violations)
+            return None
+        if self.knob.kind == "duration" and not re.search(self._duration_schema()["pattern"], value):
+            _refuse(path, value, "a duration", "write ASCII digits and a unit, as in '50ms'", problems)
+            return None
+        return value

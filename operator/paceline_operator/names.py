@@ -1,0 +1,73 @@
+"""Names, labels and annotations of everything the operator makes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+__all__ = [
+    "APPLIED",
+    "FIELD_MANAGER",
+    "GROUP",
+    "KIND",
+    "MANAGED_BY",
+    "PLURAL",
+    "RESTART_HASH",
+    "SERVICE_LABEL",
+    "SHORT_NAME",
+    "VERSION",
+    "base_name",
+    "digest",
+    "labels",
+    "selector",
+]
+
+GROUP = "paceline.io"
+VERSION = "v1alpha1"
+KIND = "InferenceService"
+PLURAL = "inferenceservices"
+SHORT_NAME = "infsvc"
+FIELD_MANAGER = "paceline-operator"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+SERVICE_LABEL = "paceline.io/service"
+# what was applied: lets a restarted operator, and one that removes a field, see whether an object is up to date
+APPLIED = "paceline.io/applied"
+RESTART_HASH = "paceline.io/restart-knobs"
+_LONGEST = 63  # of a Service's name and of a label's value
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def base_name(name: str) -> str:
+    """Return the name of the children: the service's own if it fits a DNS label, else cut and made unique by a hash.
+
+    InferenceServices may be called anything up to 253 characters with dots and a leading digit; Services may not.
+    """
+    if len(name) <= _LONGEST and _DNS_LABEL.fullmatch(name):
+        return name
+    suffix = "-" + hashlib.sha256(name.encode()).hexdigest()[:8]
+    head = re.sub(r"[^-a-z0-9]", "-", name)
+    head = head if head[0].isalpha() else f"s-{head}"
+    return head[: _LONGEST - len(suffix)].rstrip("-") + suffix
+
+
+def selector(name: str) -> dict[str, str]:
+    """Return the labels that select a service's pods; they never change."""
+    return {"app.kubernetes.io/name": "paceline-runtime", SERVICE_LABEL: base_name(name)}
+
+
+def labels(name: str) -> dict[str, str]:
+    """Return the recommended labels of a child."""
+    return selector(name) | {
+        "app.kubernetes.io/instance": base_name(name),
+        "app.kubernetes.io/component": "inference",
+        "app.kubernetes.io/part-of": "paceline",
+        MANAGED_BY: "paceline",
+    }
+
+
+def digest(data: Any, length: int = 16) -> str:
+    """Return a stable hash of JSON-ready data."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

@@ -1,0 +1,270 @@
+"""What an InferenceService may say: the one definition of its fields, and the parser built on it.
+
+`parse_service` turns the manifest's data into frozen dataclasses or raises a `SpecError` that names every field that can't
+be used. The CRD's schema comes from the same definitions (`SPEC`), the knobs from the core's table.
+"""
+# ruff: noqa: RUF009  `item` returns a dataclass field; ruff knows only `field` itself
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_core.errors import KnobError
+from paceline_core.knobs import KNOBS, CostClass, Knobs, knob, knobs_from_wire
+from paceline_operator.errors import Problem, SpecError
+from paceline_operator.fields import Item, item, record, table, unknown_fields
+from paceline_operator.kinds import Integer, KnobKind, ListOf, MapOf, Quantity, Raw, Text
+
+__all__ = ["SPEC", "Accelerator", "EnvVar", "InferenceService", "Model", "ServiceSpec", "parse_service"]
+
+_NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+_WORD = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
+_LABEL_KEY = r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+# the objectives are knobs of the core, but a user states them under slo
+_SLO_FIELDS = {"ttft": "sloTtft", "tpot": "sloTpot"}
+_BATCHING = tuple(spec for spec in KNOBS if spec.name not in _SLO_FIELDS.values())
+_TUNABLE = ("maxNumSeqs", "maxNumBatchedTokens", "maxQueueDelay", "longPrefillThreshold", "kvMemoryFraction")
+_COST_TEXT = {
+    CostClass.STEP: "applies to running pods",
+    CostClass.PAUSE: "applies to running pods after a short pause",
+    CostClass.RESTART: "rolls the pods",
+}
+_TOP_LEVEL = ["apiVersion", "kind", "metadata", "spec", "status"]
+
+
+def _knob_item(name: str) -> Item:
+    spec = knob(name)
+    default = spec.to_wire(spec.default)
+    text = "" if default is None else f" Default {str(default).lower() if isinstance(default, bool) else default}."
+    cost = {
+        "step": "applies to running pods",
+        "pause": "applies to running pods after a short pause",
+        "restart": "rolls pods",
+    }
+    return Item(KnobKind(spec), f"{spec.description}{text} A change {cost[spec.cost.value]}.")
+
+
+BATCHING = table(
+    {spec.name: _knob_item(spec.name) for spec in _BATCHING},
+    (
+        "!has(self.maxNumSeqs) || !has(self.maxNumBatchedTokens) || self.maxNumBatchedTokens >= self.maxNumSeqs",
+        "maxNumBatchedTokens must not be below maxNumSeqs: every running sequence needs a token per step",
+    ),
+    (
+        "!has(self.maxNumSeqs) || !has(self.maxNumSeqsLimit) || self.maxNumSeqsLimit >= self.maxNumSeqs",
+        "maxNumSeqs must not be above maxNumSeqsLimit: lower it, or raise the limit (which rolls the pods)",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """A key of a Secret in the service's namespace."""
+
+    name: str = item(Text(pattern=_NAME, example="hf-token"), "Name of the Secret.", required=True)
+    key: str = item(Text(pattern=r"^[A-Za-z0-9._-]+$", example="token"), "Its key. Default token.", default="token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Which model to serve."""
+
+    uri: str = item(
+        Text(1024, r"^[a-z][a-z0-9+]*://[!-~]+$", example="hf://HuggingFaceTB/SmolLM2-135M-Instruct"),
+        "Where the weights are: hf://org/name, pvc://claim/path, pkg://package/file or file:///path, as far as the operator "
+        "allows the scheme. A change rolls the pods.",
+        required=True,
+    )
+    name: str | None = item(
+        Text(128, _WORD, example="smollm2"), "Model name that clients use. Default: the InferenceService's name."
+    )
+    revision: str | None = item(Text(128, _WORD, example="main"), "Revision of an hf:// model: branch, tag or commit.")
+    quantization: str | None = item(Text(32, _WORD, example="q4_1"), "Quantization, if the files alone don't tell.")
+    max_model_len: int | None = item(Integer(1, 1 << 24), "Most tokens of prompt and output together. Default: the model's.")
+    secret_ref: SecretRef | None = item(record(SecretRef), "Token for gated hf:// models.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What the service promises; strategy iteration keeps it, the tuner optimises under it."""
+
+    ttft: str | None = item(KnobKind(knob("sloTtft")), "Objective for the time to the first token, as in 500ms.")
+    tpot: str | None = item(KnobKind(knob("sloTpot")), "Objective for the time per output token after it, as in 50ms.")
+    percentile: int = item(Integer(50, 99), "Percent of requests that must meet them. Default 95.", default=95)
+
+
+def _bounds_item(name: str) -> Item:
+    kind = KnobKind(knob(name))
+    ends = {
+        "min": Item(kind, "Lowest value the tuner may choose."),
+        "max": Item(kind, "Highest value the tuner may choose."),
+    }
+    return Item(table(ends), f"Bounds of {name} for the tuner.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Whether and how far the operator may tune the knobs."""
+
+    mode: str = item(
+        Text(choices=("Off", "Recommend", "Auto")),
+        "Off, Recommend (shown in status) or Auto (applied to pods). Default Off.",
+        default="Off",
+    )
+    bounds: Mapping[str, Mapping[str, Any]] | None = item(
+        table({name: _bounds_item(name) for name in _TUNABLE}), "Bounds per knob, inside the knob's own.", default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """The device that each pod gets. Without it pods run on the CPU."""
+
+    resource: str = item(
+        Text(pattern=_LABEL_KEY, example="nvidia.com/gpu"),
+        "Extended resource of the device plugin. Default nvidia.com/gpu.",
+        default="nvidia.com/gpu",
+    )
+    count: int = item(Integer(1, 64), "Devices per pod. Default 1.", default=1)
+    product: str | None = item(
+        Text(63, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", example="NVIDIA-H100-80GB-HBM3"),
+        "Product, as the vendor's feature discovery labels nodes with it.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """CPU and memory of the runtime container."""
+
+    limits: Mapping[str, str] | None = item(MapOf(Quantity()), "Most it may use; sizes threads and the KV cache on CPU.")
+    requests: Mapping[str, str] | None = item(MapOf(Quantity()), "What the scheduler sets aside. Default: the limits.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvVar:
+    """One environment variable of the runtime container."""
+
+    name: str = item(Text(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", example="HF_ENDPOINT"), "Name.", required=True)
+    value: str | None = item(Text(32_768, min_length=0), "Value.")
+    value_from: Mapping[str, Any] | None = item(
+        Raw(("configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef")), "Source of the value, as in a Pod."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toleration:
+    """A taint that pods tolerate, as in a Pod."""
+
+    key: str | None = item(Text(317, _LABEL_KEY, example="nvidia.com/gpu"), "Key of the taint.")
+    operator: str | None = item(Text(choices=("Exists", "Equal")), "Exists or Equal.")
+    value: str | None = item(Text(63, min_length=0), "Value of the taint for Equal.")
+    effect: str | None = item(Text(choices=("NoSchedule", "PreferNoSchedule", "NoExecute")), "Effect of the taint.")
+    toleration_seconds: int | None = item(Integer(0, 1 << 31), "Seconds for which NoExecute is tolerated.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """The spec of an InferenceService."""
+
+    model: Model = item(record(Model), "The model to serve.", required=True)
+    batching: Mapping[str, Any] | None = item(BATCHING, "How requests are batched.")
+    slo: Slo | None = item(record(Slo), "Latency objectives.")
+    tuning: Tuning | None = item(record(Tuning), "Live tuning of the knobs.")
+    replicas: int = item(Integer(0, 10_000), "Number of pods. Default 1.", default=1, crd_default=1)
+    accelerator: Accelerator | None = item(record(Accelerator), "The device of each pod; left out: CPU.")
+    resources: Resources | None = item(record(Resources), "CPU and memory of each pod.")
+    image: str | None = item(Text(512, r"^[!-~]+$", example="registry/paceline-runtime:1.0"), "Runtime image, if allowed.")
+    env: tuple[EnvVar, ...] = item(ListOf(record(EnvVar), 256), "Environment of the runtime container.", default=())
+    node_selector: Mapping[str, str] | None = item(MapOf(Text(63, min_length=0)), "Labels that nodes must have.")
+    tolerations: tuple[Toleration, ...] = item(ListOf(record(Toleration), 64), "Taints that pods tolerate.", default=())
+    template: Mapping[str, Any] | None = item(
+        Raw(("metadata", "spec")),
+        "Overlay on the pod template (metadata, spec), if allowed: lists of named things are merged by name, null removes.",
+    )
+
+
+SPEC = record(ServiceSpec)
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceService:
+    """A parsed InferenceService: identity, spec, and the knobs that result from it (`given` names those that it states)."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: ServiceSpec
+    knobs: Knobs
+    given: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def model_name(self) -> str:
+        """The name that clients use for the model."""
+        return self.spec.model.name or self.name
+
+    @property
+    def slo(self) -> Slo:
+        """The objectives, with defaults."""
+        return self.spec.slo or Slo()
+
+    @property
+    def tuning(self) -> Tuning:
+        """The tuning settings, with defaults."""
+        return self.spec.tuning or Tuning()
+
+
+def parse_service(body: Mapping[str, Any]) -> InferenceService:
+    """Return the parsed form of an InferenceService's JSON data. Raises `SpecError` with every problem found."""
+    problems: list[Problem] = list(unknown_fields(body, _TOP_LEVEL, ""))
+    spec = SPEC.parse(body.get("spec", {}), "spec", problems)
+    values = {} if spec is None else _knob_values(spec)
+    knobs = Knobs() if spec is None else _knobs(values, problems)
+    if spec is not None:
+        problems.extend(_cross_problems(spec))
+    if problems:
+        raise SpecError(tuple(problems))
+    meta = body["metadata"]
+    identity = (meta["name"], meta["namespace"], meta["uid"], int(meta.get("generation", 0)))
+    return InferenceService(*identity, spec, knobs, frozenset(values))
+
+
+def _knob_values(spec: ServiceSpec) -> dict[str, Any]:
+    slo = {name: getattr(spec.slo, field) for field, name in _SLO_FIELDS.items() if spec.slo and getattr(spec.slo, field)}
+    return dict(spec.batching or {}) | slo
+
+
+def _knobs(values: Mapping[str, Any], problems: list[Problem]) -> Knobs:
+    try:
+        return knobs_from_wire(values)
+    except KnobError as error:
+        problems.extend(Problem(_knob_path(v.field), v.value, v.bound, v.remedy) for v in error.violations)
+        return Knobs()
+
+
+def _knob_path(name: str) -> str:
+    slo = {knob_name: field_name for field_name, knob_name in _SLO_FIELDS.items()}
+    return f"spec.slo.{slo[name]}" if name in slo else f"spec.batching.{name}"
+
+
+def _cross_problems(spec: ServiceSpec) -> list[Problem]:
+    """Return what is wrong between fields that are each fine."""
+    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning)]
+
+
+def _env_problems(env: tuple[EnvVar, ...]) -> Iterator[Problem]:
+    names = [variable.name for variable in env]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Problem("spec.env", name, "one entry per name", f"keep one entry named {name}")
+    for i, variable in enumerate(env):
+        if variable.value is not None and variable.value_from is not None:
+            yield Problem(f"spec.env[{i}]", variable.name, "either value or valueFrom", "keep one of the two")
+
+
+def _tuning_problems(tuning: Tuning | None) -> Iterator[Problem]:
+    for name, ends in ((tuning.bounds if tuning else None) or {}).items():
+        low, high = (knob(name).parse(ends[end]) if end in ends else None for end in ("min", "max"))
+        if low is not None and high is not None and low > high:
+            yield Problem(f"spec.tuning.bounds.{name}", dict(ends), "min ≤ max", "swap them")
