@@ -1,1 +1,42 @@
-"""The kernels: one module per op, with a launcher and a reference; ops dispatch by device."""
+"""The kernels: one module per op, with a torch reference that defines it; ops dispatch by the device of their tensors.
+
+Shapes in docstrings use T tokens of a step, H query heads, K key/value heads (H a multiple of K), D head size, B blocks of
+S slots each, I the feed-forward width, V the vocabulary. A layer's KV cache is `[B, S, 2, K, D]`: one row per token holds
+its keys and its values, so that a token is written, and a block gathered, with one copy.
+"""
+
+from paceline_kernels.attention import paged_attention
+from paceline_kernels.attention_batch import (
+    AttentionBatch,
+    DecodeGroup,
+    Gather,
+    PrefillSegment,
+    SequenceSpan,
+    plan_attention,
+)
+from paceline_kernels.dispatch import Op
+from paceline_kernels.linear import Linear
+from paceline_kernels.norm import add_rms_norm, rms_norm
+from paceline_kernels.rope import RopeTable, rope_and_cache, rope_table
+from paceline_kernels.sampling import RowSampling, sample
+from paceline_kernels.silu import silu_mul
+
+__all__ = [
+    "AttentionBatch",
+    "DecodeGroup",
+    "Gather",
+    "Linear",
+    "Op",
+    "PrefillSegment",
+    "RopeTable",
+    "RowSampling",
+    "SequenceSpan",
+    "add_rms_norm",
+    "paged_attention",
+    "plan_attention",
+    "rms_norm",
+    "rope_and_cache",
+    "rope_table",
+    "sample",
+    "silu_mul",
+]

@@ -1,0 +1,111 @@
+"""How to sample one sequence (`SamplingParams`), in the terms of the OpenAI API and of vLLM. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline_runtime.model_errors import SamplingParamsError
+
+__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+
+MAX_LOGPROBS = 20  # the OpenAI API's bound
+_MAX_STOPS = 16  # four in the OpenAI API; every stop text is searched in every new piece of text
+_MAX_STOP_CHARS = 256
+_MAX_STOP_IDS = 256
+_MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one sequence is sampled and when it ends.
+
+    - `max_tokens`: new tokens at most (≥ 1); `min_tokens`: no stop token before so many.
+    - `temperature`: 0 is greedy, 1 the model's own distribution, at most 2.
+    - `top_k`: only the k most likely tokens; 0 (or -1) is all of them. `top_p`: the smallest set with that share of the
+      probability. `min_p`: tokens at least that likely relative to the most likely one.
+    - `seed`: the same seed gives the same tokens, whatever else runs. None: a fresh one for each sequence.
+    - `stop`: texts that end the sequence (a single text is taken as one), `stop_token_ids`: ids that do, beside the model's
+      own; `ignore_eos` lets the model's own end-of-text pass.
+    - `logprobs`: how many alternatives to report per token beside the chosen one; None reports nothing.
+
+    Raises `SamplingParamsError`, which names the field, for anything out of bounds.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _texts(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        _integer("max_tokens", self.max_tokens, 1)
+        _integer("top_k", self.top_k, 0)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, "max_tokens")
+        _number("temperature", self.temperature, 0, 2)
+        _number("top_p", self.top_p, 0, 1, low_exclusive=True)
+        _number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), _MAX_SEED)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.ignore_eos, bool):
+            raise SamplingParamsError("ignore_eos", f"ignore_eos must be true or false, got {self.ignore_eos!r}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken each time."""
+        return self.temperature == 0
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    items: tuple[object, ...] = (value,) if isinstance(value, str) else _items("stop", () if value is None else value)
+    texts = tuple(item for item in items if isinstance(item, str))
+    if len(texts) < len(items):
+        raise SamplingParamsError("stop", f"stop must be a text or a list of texts, got {value!r}")
+    if len(texts) > _MAX_STOPS or not all(0 < len(text) <= _MAX_STOP_CHARS for text in texts):
+        bound = f"at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters"
+        raise SamplingParamsError("stop", f"stop must be {bound}, got {len(texts)}")
+    return texts
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    items = _items("stop_token_ids", value)
+    ids = tuple(item for item in items if isinstance(item, int) and _is_int(item) and item >= 0)
+    if len(ids) < len(items) or len(ids) > _MAX_STOP_IDS:
+        bound = f"at most {_MAX_STOP_IDS} token ids"
+        raise SamplingParamsError("stop_token_ids", f"stop_token_ids must be a list of {bound}, got {value!r}")
+    return ids
+
+
+def _items(field: str, value: object) -> tuple[object, ...]:
+    if not isinstance(value, Iterable):
+        raise SamplingParamsError(field, f"{field} must be a list, got {value!r}")
+    return tuple(value)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integer(field: str, value: object, low: int, high: float = math.inf, high_name: str = "") -> None:
+    if not _is_int(value) or not low <= value <= high:  # type: ignore[operator]  # the first test says it is an int
+        bound = f"at least {low}" if high == math.inf else f"{low} to {high}{f' ({high_name})' if high_name else ''}"
+        raise SamplingParamsError(field, f"{field} must be a whole number, {bound}, got {value!r}")
+
+
+def _number(field: str, value: object, low: float, high: float, *, low_exclusive: bool = False) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high  # nan fits nothing
+    if not fits or (low_exclusive and value == low):
+        bound = f"above {low:g} and at most {high:g}" if low_exclusive else f"{low:g} to {high:g}"
+        raise SamplingParamsError(field, f"{field} must be a number, {bound}, got {value!r}")
