@@ -41,6 +41,16 @@ class StepShape:
     context_tokens: int = 0
     prefill_attention: int = 0
 
+    def with_prefill(self, start: int, count: int) -> StepShape:
+        """Return this shape with one more chunk: `count` prompt tokens from position `start`."""
+        attention = self.prefill_attention + count * (start + count)
+        return StepShape(self.decode_tokens, self.prefill_tokens + count, self.context_tokens, attention)
+
+    def with_decode(self, start: int, count: int) -> StepShape:
+        """Return this shape with one more decode: `count` tokens from position `start`."""
+        context = self.context_tokens + start + count
+        return StepShape(self.decode_tokens + count, self.prefill_tokens, context, self.prefill_attention)
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

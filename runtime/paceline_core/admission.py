@@ -1,0 +1,62 @@
+"""The anti-thrash guard: admit a sequence only if its predicted peak of KV fits beside those that already run.
+
+Without it a pool fills with half-done sequences that preempt each other, and every preemption pays its prefill again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+
+__all__ = ["AdmissionGuard", "OutputHistory"]
+
+_HISTORY = 512  # lengths remembered: enough for a stable quantile, short enough to follow a change of traffic
+_REFRESH = 32  # finished requests between two sorts of the history
+_QUANTILE = 0.75  # of those that got at least as far: most sequences end inside their reservation
+_UNSEEN = 256  # tokens assumed while nothing has finished yet (chat answers are mostly shorter)
+
+
+class OutputHistory:
+    """How long answers turned out to be, and so how long one that has come this far will get."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=_HISTORY)
+        self._sorted: list[int] = []
+        self._stale = 0
+
+    def observe(self, output_len: int) -> None:
+        """Remember a finished request's output length."""
+        self._recent.append(output_len)
+        self._stale += 1
+        if self._stale >= _REFRESH or len(self._recent) <= _REFRESH:
+            self._sorted, self._stale = sorted(self._recent), 0
+
+    def predict(self, output_len: int, limit: int) -> int:
+        """Return the likely final output length of a sequence that has `output_len` tokens and may make `limit`."""
+        longer = len(self._sorted) - bisect_right(self._sorted, output_len)
+        if not longer:  # longer than all before: it may well go on as long again
+            return min(limit, max(_UNSEEN, 2 * output_len))
+        return min(limit, self._sorted[-longer + int(longer * _QUANTILE)])
+
+
+class AdmissionGuard:
+    """Backs off after preemptions until they stop.
+
+    `share` is the part of the pool that predicted peaks may fill. A step that preempts cuts it, steps without preemption
+    raise it again: additive increase, multiplicative decrease, as congestion control does for the same reason.
+    """
+
+    CUT = 0.8
+    RAISE = 0.002  # per step: from one cut back to full in about a hundred steps
+    FLOOR = 0.25
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self.history = OutputHistory()
+
+    def after_step(self, preemptions: int) -> None:
+        """Adapt to how many sequences the step had to preempt."""
+        if preemptions:
+            self.share = max(self.FLOOR, self.share * self.CUT)
+        elif self.share < 1.0:
+            self.share = min(1.0, self.share + self.RAISE)

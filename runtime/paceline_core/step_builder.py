@@ -1,0 +1,49 @@
+"""One plan being made: what is scheduled so far, and what is left of the step's tokens and slots."""
+
+from __future__ import annotations
+
+from paceline_core.plan import ScheduledSequence, StepShape
+from paceline_core.sequence import SequenceState
+
+__all__ = ["StepBuilder"]
+
+
+class StepBuilder:
+    """Collects the entries of step `step_id` within `tokens` and `slots`."""
+
+    __slots__ = (
+        "_attention", "_context", "_decode", "_prefill", "entries", "sequences", "slots_left", "step_id", "tokens_left",
+    )  # fmt: skip
+
+    def __init__(self, step_id: int, tokens: int, slots: int) -> None:
+        self.step_id = step_id
+        self.tokens_left = tokens
+        self.slots_left = slots
+        self.entries: list[ScheduledSequence] = []
+        self.sequences: list[SequenceState] = []
+        self._decode = self._prefill = self._context = self._attention = 0
+
+    @property
+    def shape(self) -> StepShape:
+        """The size of the step so far."""
+        return StepShape(self._decode, self._prefill, self._context, self._attention)
+
+    def add(self, seq: SequenceState, count: int) -> None:
+        """Schedule the next `count` tokens of `seq`; its block table covers them already."""
+        start = seq.computed
+        end = start + count
+        samples = end == seq.known
+        self.entries.append(ScheduledSequence(seq.request.seq_id, start, count, seq.block_table, samples))
+        self.sequences.append(seq)
+        seq.computed = end
+        seq.last_step = self.step_id
+        if samples:
+            seq.known += 1  # the promise: the next plan may already compute the token that this one samples
+        self.tokens_left -= count
+        self.slots_left -= 1
+        if start >= seq.prefill_until:
+            self._decode += count
+            self._context += end
+        else:
+            self._prefill += count
+            self._attention += count * end

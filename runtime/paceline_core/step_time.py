@@ -1,0 +1,186 @@
+"""How long a step takes: a model fitted online from the engine's own steps.
+
+Seconds = constant + Σ coefficient × feature over the features of `plan.StepShape`, with no coefficient below zero (more
+work never takes less time), fitted by non-negative least squares on *relative* errors, so that a 2 ms decode step counts as
+much as a 200 ms prefill. The steps it is fitted on are a stratified reservoir: every power-of-two size class of decode
+and prefill keeps its own sample, so that regimes that are rare now (a long prompt at night) aren't forgotten.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline_core.errors import FormatError
+from paceline_core.plan import StepShape
+from paceline_core.wire import StepModelDocument
+
+__all__ = ["FEATURES", "StepModel", "StepTimeFitter"]
+
+FEATURES = ("decode_tokens", "prefill_tokens", "context_tokens", "prefill_attention")
+TRUSTED = 2.0  # nobody may extrapolate beyond this multiple of what was seen
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """A fitted model: seconds per unit of each feature, the error it makes and the ranges it was fitted on.
+
+    `residual` is the relative error at the 90th percentile of the steps it was fitted on, `seen` gives (low, high) per
+    feature; a feature without a range (a model that was written, not fitted) is trusted everywhere.
+    """
+
+    constant: float
+    decode_tokens: float = 0.0
+    prefill_tokens: float = 0.0
+    context_tokens: float = 0.0
+    prefill_attention: float = 0.0
+    residual: float = 0.0
+    steps: int = 0
+    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def predict(self, shape: StepShape) -> float:
+        """Return the predicted seconds of a step; whether the model knows steps of this size is `outside`'s to say."""
+        return (
+            self.constant
+            + self.decode_tokens * shape.decode_tokens
+            + self.prefill_tokens * shape.prefill_tokens
+            + self.context_tokens * shape.context_tokens
+            + self.prefill_attention * shape.prefill_attention
+        )
+
+    def outside(self, shape: StepShape) -> tuple[str, ...]:
+        """Return the features of `shape` that lie beyond twice what was seen: the prediction is a guess there."""
+        return tuple(name for name, (_, high) in self.seen.items() if getattr(shape, name) > TRUSTED * high)
+
+    def to_document(self) -> StepModelDocument:
+        """Return the wire form."""
+        return StepModelDocument(
+            constant=self.constant,
+            decode_tokens=self.decode_tokens,
+            prefill_tokens=self.prefill_tokens,
+            context_tokens=self.context_tokens,
+            prefill_attention=self.prefill_attention,
+            residual=self.residual,
+            steps=self.steps,
+            seen=dict(self.seen),
+        )
+
+    @classmethod
+    def from_document(cls, document: StepModelDocument) -> StepModel:
+        """Read the wire form. Raises `FormatError` for a negative coefficient or an unknown feature."""
+        coefficients = {name: getattr(document, name) for name in ("constant", *FEATURES)}
+        for name, value in coefficients.items():
+            if not 0 <= value < float("inf"):
+                raise FormatError(f"step model: {name} is {value!r}, expected a finite number of seconds ≥ 0")
+        unknown = set(document.seen) - set(FEATURES)
+        if unknown:
+            raise FormatError(f"step model: seen names {sorted(unknown)}, the features are {', '.join(FEATURES)}")
+        return cls(**coefficients, residual=document.residual, steps=document.steps, seen=dict(document.seen))
+
+
+class StepTimeFitter:
+    """Collects steps and fits a `StepModel`. Deterministic for a given `seed` and sequence of steps."""
+
+    PER_STRATUM = 64
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)  # noqa: S311  # sampling, not secrets
+        self._strata: dict[tuple[int, int], list[tuple[StepShape, float]]] = {}
+        self._steps = 0
+
+    @property
+    def steps(self) -> int:
+        """How many steps were observed."""
+        return self._steps
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Take one measured step. A step of no tokens or of no time says nothing and is left out."""
+        if seconds <= 0 or not shape.decode_tokens + shape.prefill_tokens:
+            return
+        self._steps += 1
+        stratum = self._strata.setdefault((shape.decode_tokens.bit_length(), shape.prefill_tokens.bit_length()), [])
+        if len(stratum) < self.PER_STRATUM:
+            stratum.append((shape, seconds))
+        else:
+            # a random victim: old steps fade out geometrically, so the sample follows the machine as it warms or throttles
+            stratum[self._random.randrange(self.PER_STRATUM)] = (shape, seconds)
+
+    def model(self) -> StepModel:
+        """Fit and return the model. Raises `ValueError` before the first step was observed."""
+        sample = [pair for stratum in self._strata.values() for pair in stratum]
+        if not sample:
+            raise ValueError("no step was observed yet")
+        columns = [[1.0, *(float(getattr(shape, name)) for name in FEATURES)] for shape, _ in sample]
+        seconds = [s for _, s in sample]
+        coefficients = _fit_relative(columns, seconds)
+        errors = sorted(
+            abs(sum(c * x for c, x in zip(coefficients, row, strict=True)) - s) / s
+            for row, s in zip(columns, seconds, strict=True)
+        )
+        constant, *slopes = coefficients
+        return StepModel(
+            constant=constant,
+            **dict(zip(FEATURES, slopes, strict=True)),
+            residual=errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+            steps=self._steps,
+            seen={n: (min(r[i] for r in columns), max(r[i] for r in columns)) for i, n in enumerate(FEATURES, start=1)},
+        )
+
+
+def _fit_relative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Minimise Σ ((row · c) / s − 1)² over c ≥ 0."""
+    width = len(rows[0])
+    scaled = [[x / s for x in row] for row, s in zip(rows, seconds, strict=True)]
+    norms = [sum(row[i] ** 2 for row in scaled) ** 0.5 or 1.0 for i in range(width)]
+    scaled = [[x / norm for x, norm in zip(row, norms, strict=True)] for row in scaled]
+    gram = [[sum(row[i] * row[j] for row in scaled) for j in range(width)] for i in range(width)]
+    target = [sum(row[i] for row in scaled) for i in range(width)]
+    return [c / norm for c, norm in zip(_nnls(gram, target), norms, strict=True)]
+
+
+def _nnls(gram: list[list[float]], target: list[float]) -> list[float]:
+    """Solve min ‖Ax − b‖, x ≥ 0, from AᵀA and Aᵀb by Lawson and Hanson's active set method (1974)."""
+    width = len(target)
+    x = [0.0] * width
+    active: set[int] = set()
+    for _ in range(3 * width):
+        gradient = [target[i] - sum(gram[i][j] * x[j] for j in range(width)) for i in range(width)]
+        candidate = max((i for i in range(width) if i not in active), key=gradient.__getitem__, default=None)
+        if candidate is None or gradient[candidate] <= 1e-9 * max(map(abs, target)):
+            break
+        active.add(candidate)
+        x = _settle(gram, target, x, active)
+    return x
+
+
+def _settle(gram: list[list[float]], target: list[float], x: list[float], active: set[int]) -> list[float]:
+    """Solve on the active set; drop what would turn negative until nothing does."""
+    while active:
+        order = sorted(active)
+        solution = dict(zip(order, _solve(gram, target, order), strict=True))
+        negative = [i for i in order if solution[i] <= 0]
+        if not negative:
+            return [solution.get(i, 0.0) for i in range(len(x))]
+        step = min(x[i] / (x[i] - solution[i]) if x[i] > solution[i] else 0.0 for i in negative)
+        x = [v + step * (solution.get(i, 0.0) - v) if i in active else 0.0 for i, v in enumerate(x)]
+        active.difference_update({i for i in negative if x[i] <= 1e-15})
+    return [0.0] * len(x)
+
+
+def _solve(gram: list[list[float]], target: list[float], order: list[int]) -> list[float]:
+    """Solve the normal equations on the chosen columns by Gaussian elimination with pivoting."""
+    size = len(order)
+    # a breath of ridge keeps columns that were never varied apart (all steps alike) from making the system singular
+    matrix = [[gram[i][j] + (1e-12 if i == j else 0.0) for j in order] + [target[i]] for i in order]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda r: abs(matrix[r][column]))
+        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
+        for row in range(column + 1, size):
+            factor = matrix[row][column] / matrix[column][column]
+            matrix[row] = [a - factor * b for a, b in zip(matrix[row], matrix[column], strict=True)]
+    result = [0.0] * size
+    for row in range(size - 1, -1, -1):
+        rest = sum(matrix[row][k] * result[k] for k in range(row + 1, size))
+        result[row] = (matrix[row][size] - rest) / matrix[row][row]
+    return result
