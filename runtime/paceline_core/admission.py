@@ -1,4 +1,6 @@
-"""The anti-thrash guard: admit a sequence only if its predicted peak of KV fits beside those that already run.
+"""Who may come in: what can never run is refused, what may thrash waits.
+
+The anti-thrash guard: admit a sequence only if its predicted peak of KV fits beside those that already run.
 
 Without it a pool fills with half-done sequences that preempt each other, and every preemption pays its prefill again.
 """
@@ -8,12 +10,38 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 
-__all__ = ["AdmissionGuard", "OutputHistory"]
+from paceline_core.errors import RequestRefused
+from paceline_core.request import Request
+
+__all__ = ["AdmissionGuard", "OutputHistory", "output_limit"]
 
 _HISTORY = 512  # lengths remembered: enough for a stable quantile, short enough to follow a change of traffic
 _REFRESH = 32  # finished requests between two sorts of the history
 _QUANTILE = 0.75  # of those that got at least as far: most sequences end inside their reservation
 _UNSEEN = 256  # tokens assumed while nothing has finished yet (chat answers are mostly shorter)
+
+
+def output_limit(request: Request, max_model_len: int, num_blocks: int, block_size: int) -> int:
+    """Return how many tokens the request may generate here.
+
+    Raises `RequestRefused`: `invalid` (empty prompt, no output), `too_long` (the prompt fills the model's length),
+    `kv_capacity` (it could outgrow the whole pool, so it might never end).
+    """
+    if request.prompt_len < 1 or request.max_tokens < 1:
+        lengths = f"a prompt of {request.prompt_len} tokens and max_tokens {request.max_tokens}"
+        raise RequestRefused("invalid", f"a request needs at least 1 prompt token and 1 new token, got {lengths}")
+    if request.prompt_len >= max_model_len:
+        message = f"the prompt has {request.prompt_len} tokens, but with one new token {max_model_len - 1} is the most"
+        raise RequestRefused("too_long", f"{message} (the model's length is {max_model_len})")
+    limit = min(request.max_tokens, max_model_len - request.prompt_len)
+    positions = request.prompt_len + limit - 1  # the last token is never read, so it needs no KV
+    if positions > num_blocks * block_size:
+        raise RequestRefused(
+            "kv_capacity",
+            f"the request may grow to {positions + 1} tokens, but the KV pool holds {num_blocks * block_size} "
+            f"({num_blocks} blocks of {block_size}): lower max_tokens, shorten the prompt or raise kvMemoryFraction",
+        )
+    return limit
 
 
 class OutputHistory:

@@ -23,6 +23,11 @@ class KnobBoard:
         self._newest = 0
         self._previous: Knobs | None = None
 
+    @property
+    def is_pending(self) -> bool:
+        """True while a change waits for the next step boundary."""
+        return self._pending is not None
+
     def propose(self, knobs: Knobs) -> int:
         """Put a change in line for the next step boundary; return its epoch. Raises `KnobError` if it can't run here."""
         self._pending = replace(knobs, max_num_seqs_limit=self.knobs.max_num_seqs_limit, block_size=self.knobs.block_size)

@@ -22,6 +22,7 @@ class KvCache:
         self.guard = AdmissionGuard()
         self.growth = 0  # blocks that running sequences are predicted to need beyond those they hold
         self._caching = caching
+        self._completed = -1
         self._deferred: deque[tuple[int, list[int]]] = deque()  # (last plan that names the table, table), in plan order
 
     @property
@@ -86,17 +87,18 @@ class KvCache:
             self.pool.register(seq.block_table[index], seq.hashes[index])
         self._expect_full(seq, full)
 
-    def release(self, seq: SequenceState, completed_step: int) -> None:
+    def release(self, seq: SequenceState) -> None:
         """Take the blocks of `seq` back, at once or when the last plan that names them has completed."""
         self.growth -= seq.growth
-        if seq.last_step <= completed_step:
+        if seq.last_step <= self._completed:
             self.pool.release(seq.block_table)
         elif seq.block_table:
             self._deferred.append((seq.last_step, seq.block_table))
         seq.rewind()
 
     def step_completed(self, step_id: int) -> None:
-        """Free what waited for this plan."""
+        """Note that this plan has completed and free what waited for it."""
+        self._completed = step_id
         while self._deferred and self._deferred[0][0] <= step_id:
             self.pool.release(self._deferred.popleft()[1])
 
@@ -122,8 +124,8 @@ class KvCache:
         request, hashes = seq.request, seq.hashes
         if request.tokens is None:
             if not hashes:
-                salt = request.salt
-                hashes.extend(hash_block(ROOT, (value,), salt) if salt else value for value in request.prefix_hashes)
+                given = request.prefix_hashes[: request.prompt_len // self.block_size]
+                hashes.extend(hash_block(value, (), request.salt) if request.salt else value for value in given)
             return
         for index in range(len(hashes), seq.num_tokens // self.block_size):
             parent = hashes[-1] if hashes else ROOT

@@ -1,0 +1,166 @@
+"""The loop that fills a step: decodes first, then the chunks of prompts that run, then admissions.
+
+It is the same for all strategies; the `Policy` in force says who may be admitted, in which order and how fast.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+
+from paceline_core.gate import ResultGate
+from paceline_core.knobs import Knobs
+from paceline_core.kv import KvCache
+from paceline_core.policies import Policy, QueueView
+from paceline_core.sequence import SequenceState, Stage
+from paceline_core.step_builder import StepBuilder
+from paceline_core.waiting import WaitingQueue
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """Who waits, who runs, and how a step is filled from them.
+
+    `running` is kept in the order of priority and age: memory is taken from its end.
+    """
+
+    def __init__(self, knobs: Knobs, policy: Policy, kv: KvCache, gate: ResultGate) -> None:
+        self.knobs = knobs
+        self.policy = policy
+        self.waiting = WaitingQueue(policy.key)
+        self.running: list[SequenceState] = []
+        self.source_closed = False
+        self.preempted: list[int] = []  # since the last plan
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self._kv = kv
+        self._gate = gate
+
+    def use(self, knobs: Knobs, policy: Policy) -> None:
+        """Work under other knobs from now on."""
+        self.knobs, self.policy = knobs, policy
+        self.waiting.reorder(policy.key)
+
+    def queue_view(self, now: float) -> QueueView:
+        """Return what the policy may know of the queue."""
+        first = self.waiting.first(now)
+        return QueueView(
+            now=now,
+            waiting=len(self.waiting),
+            oldest_arrival=now if first is None else first.request.arrival,
+            idle=not self.running and not self._gate.is_open,
+            source_closed=self.source_closed,
+        )
+
+    def fill(self, builder: StepBuilder, now: float) -> None:
+        """Put into `builder` what the step computes."""
+        before = self.preemptions
+        prefills = self._plan_decodes(builder)
+        # a step that had to preempt admits nobody: the memory it made would go round in circles
+        room = self.knobs.max_num_seqs - len(self.running) if self.preemptions == before else 0
+        quota = self._quota(room, now)
+        self._plan_prefills(builder, prefills, contended=quota > 0)
+        self._admit(builder, room, quota, now)
+
+    def preempt_last(self) -> SequenceState:
+        """Take the blocks of the newest sequence of the lowest priority; it will be recomputed."""
+        victim = self.running.pop()
+        self._kv.release(victim)
+        victim.preemptions += 1
+        self.waiting.push(victim)
+        self.preempted.append(victim.request.seq_id)
+        self.preemptions += 1
+        return victim
+
+    def remove(self, seq: SequenceState) -> None:
+        """Take a sequence that ends out of where it is."""
+        if seq.stage is Stage.WAITING:
+            self.waiting.left()
+        else:
+            self.running.remove(seq)
+            self._kv.release(seq)
+
+    def check(self) -> None:
+        """Assert the invariants of the queues, for tests."""
+        assert all(seq.stage is Stage.RUNNING for seq in self.running), "a sequence runs and doesn't"
+        assert sorted(self.running, key=lambda seq: seq.order) == self.running, "the running order is broken"
+        assert len(list(self.waiting)) == len(self.waiting), "the queue and its count differ"
+
+    def _plan_decodes(self, builder: StepBuilder) -> list[SequenceState]:
+        """Give every running sequence past its prompt its tokens; return those that still prefill."""
+        prefills: list[SequenceState] = []
+        for seq in self.running:
+            wanted = seq.wanted
+            if wanted <= 0:
+                continue
+            if seq.computed < seq.prefill_until:
+                prefills.append(seq)
+                continue
+            if not builder.slots_left:
+                continue
+            if wanted > 1:  # several tokens came at once: catch up, but leave the others theirs
+                others = min(builder.slots_left, len(self.running)) - 1
+                wanted = max(1, min(wanted, builder.tokens_left - others))
+            if seq.computed + wanted <= seq.capacity or self._make_room(seq, seq.computed + wanted):
+                builder.add(seq, wanted)
+        return prefills
+
+    def _make_room(self, seq: SequenceState, positions: int) -> bool:
+        """Grow the table of `seq`, preempting from the end of the running order; False if it can't run in this step."""
+        while not self._kv.grow(seq, positions):
+            if self._kv.has_deferred:
+                return False  # blocks come back when the plan in flight completes: no reason to evict anybody
+            if self.preempt_last() is seq:
+                return False
+        return True
+
+    def _plan_prefills(self, builder: StepBuilder, prefills: list[SequenceState], *, contended: bool) -> None:
+        """Give the prompts that run their chunks, in the order of the strategy."""
+        contended = contended or len(prefills) > 1 or bool(builder.entries)
+        if len(prefills) > 1:
+            prefills.sort(key=self.policy.key)
+        for seq in prefills:
+            self._add_chunk(builder, seq, contended=contended)
+
+    def _add_chunk(self, builder: StepBuilder, seq: SequenceState, *, contended: bool) -> None:
+        """Schedule the next chunk of a prompt; a long one leaves tokens to the others that want some."""
+        count = min(seq.wanted, builder.tokens_left)
+        if contended:
+            count = min(count, self.knobs.long_prefill_threshold)
+        if count <= 0 or not builder.slots_left:
+            return
+        count = self.policy.prefill_tokens(builder.shape, seq.computed, count)
+        if count:
+            builder.add(seq, count)
+
+    def _quota(self, room: int, now: float) -> int:
+        """Return how many new sequences this step may admit into `room` slots."""
+        if not self.waiting or room <= 0:
+            return 0
+        return min(room, self.policy.admissible(self.queue_view(now)))
+
+    def _admit(self, builder: StepBuilder, room: int, quota: int, now: float) -> None:
+        """Let waiting sequences in while slots, memory and budget last. Nobody overtakes the first of the queue."""
+        while room > 0 and (self.policy.gang or builder.tokens_left > 0):
+            seq = self.waiting.first(now)
+            if seq is None or (quota <= 0 and not self._gate.is_member(seq)):
+                return
+            if not self.policy.may_join(builder.shape, seq) or not self._kv.admit(seq, alone=not self.running):
+                return
+            self._start(seq, now)
+            room -= 1
+            quota -= 1
+            self._add_chunk(builder, seq, contended=bool(builder.entries) or quota > 0)
+
+    def _start(self, seq: SequenceState, now: float) -> None:
+        """Move an admitted sequence from the queue to those that run."""
+        seq.stage = Stage.RUNNING
+        seq.prefill_until = seq.known
+        self.waiting.left()
+        insort(self.running, seq, key=lambda s: s.order)
+        if self.policy.gang and not self._gate.is_member(seq):
+            self._gate.join(seq)
+        if seq.first_scheduled is None:
+            seq.first_scheduled = now
+            seq.cached_len = seq.computed
+            self.prompt_tokens += seq.request.prompt_len
