@@ -1,0 +1,62 @@
+"""Chooses what runs the steps: a model on a device, or the clock."""
+
+from __future__ import annotations
+
+from paceline_core.knobs import Knobs
+from paceline_core.step_time import StepModel
+from paceline_runtime.byte_tokenizer import ByteTokenizer
+from paceline_runtime.clock_runner import DEFAULT_CLOCK_BLOCKS, DEFAULT_CLOCK_MODEL_LEN, ClockModel, ClockRunner
+from paceline_runtime.engine import ModelBackend
+from paceline_runtime.settings import EngineSettings
+from paceline_runtime.text_stream import Tokenizer
+
+__all__ = ["load_backend", "load_tokenizer_for"]
+
+# characters of one to four bytes, so that everything behind it must cope with tokens that end inside a character
+CLOCK_TEXT = "Paceline keeps the beat: été, naïve, 速い, 🎼. "
+
+
+def load_backend(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
+    """Load what `settings` ask for. Raises `SettingsError`, a `ModelError`, or `MemoryError`."""
+    if settings.device == "clock":
+        return _clock(settings, knobs)
+    from paceline_runtime.loader import load_model  # brings torch, which the clock doesn't need
+
+    return load_model(
+        settings.model,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        device=settings.device,
+        quantization=settings.quantization,
+        max_model_len=settings.max_model_len,
+        block_size=knobs.block_size,
+        kv_memory_fraction=knobs.kv_memory_fraction,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_num_seqs_limit=knobs.max_num_seqs_limit,
+        max_num_batched_tokens=knobs.max_num_batched_tokens,
+        seed=settings.seed,
+    )
+
+
+def _clock(settings: EngineSettings, knobs: Knobs) -> ClockModel:
+    assert settings.step_model is not None, "checked with the flags"
+    tokenizer = load_tokenizer_for(settings)
+    return ClockModel(
+        runner=ClockRunner(
+            StepModel.from_document(settings.step_model), tokenizer.encode(CLOCK_TEXT, add_special_tokens=False)
+        ),
+        pool_blocks=settings.num_blocks or DEFAULT_CLOCK_BLOCKS,
+        max_model_len=settings.max_model_len or DEFAULT_CLOCK_MODEL_LEN,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tuple(tokenizer.eos_token_ids),
+        kv_memory_fraction=knobs.kv_memory_fraction,
+    )
+
+
+def load_tokenizer_for(settings: EngineSettings) -> Tokenizer:
+    """Return the model's tokenizer; the clock without a model has bytes for tokens. Raises a `ModelError`."""
+    if settings.model is None:
+        return ByteTokenizer()
+    from paceline_runtime.tokenizer import load_tokenizer
+
+    return load_tokenizer(settings.model, settings.revision)

@@ -1,0 +1,203 @@
+"""The engine: requests in, `schedule()` → `runner.submit()` → `runner.collect()` → `complete()`, tokens out.
+
+Nothing here knows of sockets, text or models: the runner is a model or a clock, time is injected. The engine process
+drives it for the server, `LLM` drives it offline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline_core.knobs import Knobs
+from paceline_core.plan import StepPlan, StepResult
+from paceline_core.request import Ended, FinishReason, Request
+from paceline_core.scheduler import Scheduler
+from paceline_core.step_time import StepTimeFitter
+from paceline_core.wire import Gauges
+from paceline_runtime.sampling_params import SamplingParams
+
+__all__ = ["Engine", "ModelBackend", "SequenceRunner", "Turn"]
+
+REFIT_EVERY = 64  # steps between two fits of the step-time model: a fit costs about a millisecond, so well under 1 %
+
+
+class SequenceRunner(Protocol):
+    """A runner (see `paceline_core.plan.Runner`) that is told of each sequence before the first plan that names it."""
+
+    def add(self, seq_id: int, prompt_tokens: list[int], params: SamplingParams) -> None:
+        """Keep the prompt and how to sample; `plan.removed` drops it again."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take the next plan; return before it is computed."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest submitted plan and return its result."""
+
+    def close(self) -> None:
+        """Stop its threads; no plan is in flight."""
+
+
+class ModelBackend(Protocol):
+    """A loaded model or a clock: the runner and the sizes that the scheduler needs."""
+
+    @property
+    def runner(self) -> SequenceRunner:
+        """Runs the plans."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of the pool at start."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence, prompt and output."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a generation."""
+
+    @property
+    def device(self) -> str:
+        """Where it runs: `cpu`, `cuda`, `clock`."""
+
+    def blocks_for(self, kv_memory_fraction: float) -> int:
+        """KV blocks that this share of the free memory holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one turn of the loop brought: tokens per sequence, ends, and the step that completed with its seconds."""
+
+    tokens: Mapping[int, tuple[int, ...]]
+    ended: list[Ended]
+    plan: StepPlan | None = None
+    duration: float = 0.0
+
+
+class Engine:
+    """Drives a scheduler and a runner with up to `pipeline_depth` plans in flight. One thread calls everything here.
+
+    `fitter` may bring steps that were measured before.
+    """
+
+    def __init__(
+        self,
+        backend: ModelBackend,
+        knobs: Knobs,
+        *,
+        pipeline_depth: int = 1,
+        fitter: StepTimeFitter | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._runner = backend.runner
+        self._now = now
+        self._in_flight: deque[StepPlan] = deque()
+        self._depth = pipeline_depth
+        self._fitter = fitter or StepTimeFitter()
+        self._kv_share = knobs.kv_memory_fraction
+        self._resizing = False
+        self._idle = False
+        self.steps = 0
+        self.num_blocks = backend.num_blocks
+        self.step_model = self._fitter.model() if self._fitter.steps else None
+        self._scheduler = Scheduler(
+            knobs,
+            num_blocks=self.num_blocks,
+            max_model_len=backend.max_model_len,
+            pipeline_depth=pipeline_depth,
+            step_model=self.step_model,
+        )
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request, params: SamplingParams) -> None:
+        """Take a request (with its `tokens`). Raises `RequestRefused` if it can never run here."""
+        assert request.tokens is not None, "the engine computes real tokens"
+        self._scheduler.add(request, self._now())
+        self._runner.add(request.seq_id, list(request.tokens), params)
+
+    def abort(self, seq_id: int, reason: FinishReason = FinishReason.ABORT) -> bool:
+        """End a sequence early; False if it isn't there (any more)."""
+        return self._scheduler.abort(seq_id, self._now(), reason)
+
+    # -- the hot path -----------------------------------------------------------------------------------------------
+
+    def turn(self) -> Turn:
+        """Keep the pipeline full and finish its oldest step. Returns at once if nothing can run now."""
+        self._fill()
+        self._idle = not self._in_flight
+        if self._idle:
+            return Turn({}, self._scheduler.take_ended())
+        result = self._runner.collect()
+        plan = self._in_flight.popleft()
+        tokens = self._scheduler.complete(plan, result, self._now())
+        self._account(plan, result)
+        return Turn(tokens, self._scheduler.take_ended(), plan, result.duration)
+
+    def _fill(self) -> None:
+        while len(self._in_flight) < self._depth:
+            plan = self._scheduler.schedule(self._now())
+            if plan is None:
+                return
+            self._runner.submit(plan)
+            self._in_flight.append(plan)
+
+    def _account(self, plan: StepPlan, result: StepResult) -> None:
+        if plan.resize_blocks is not None:
+            self.num_blocks, self._resizing = plan.resize_blocks, False
+        if not plan.scheduled:
+            return
+        self.steps += 1
+        self._fitter.observe(plan.shape, result.duration)
+        if self.steps % REFIT_EVERY == 0:
+            self.step_model = self._scheduler.step_model = self._fitter.model()
+
+    def wait(self) -> float | None:
+        """Seconds until `turn` may do something without new input: 0 now, None not before input comes."""
+        if not self._idle:
+            return 0.0
+        event = self._scheduler.next_event(self._now())
+        return None if event is None else max(0.0, event - self._now())
+
+    # -- knobs and figures ------------------------------------------------------------------------------------------
+
+    def set_knobs(self, knobs: Knobs) -> int:
+        """Put knobs in force from the next step on and return their epoch; a new KV share also rebuilds the pool."""
+        epoch = self._scheduler.set_knobs(knobs)
+        if knobs.kv_memory_fraction != self._kv_share:
+            self._kv_share = knobs.kv_memory_fraction
+            self._scheduler.resize_pool(self._backend.blocks_for(knobs.kv_memory_fraction))
+            self._resizing = True
+        return epoch
+
+    @property
+    def resizing(self) -> bool:
+        """True until the step that rebuilds the KV pool has run."""
+        return self._resizing
+
+    @property
+    def has_work(self) -> bool:
+        """True while a sequence waits or runs, or a step is in flight."""
+        return bool(self._in_flight) or self._scheduler.has_work
+
+    @property
+    def epoch(self) -> int:
+        """The knob epoch that the next step runs under."""
+        return self._scheduler.epoch
+
+    def gauges(self) -> Gauges:
+        """What runs, waits and is used now."""
+        return self._scheduler.gauges()
+
+    def close_source(self) -> None:
+        """No more requests will come: static batching stops waiting for a full batch."""
+        self._scheduler.close_source()

@@ -1,0 +1,237 @@
+"""The API process's side of the engine: starts it, starts it again when it dies, and routes its tokens to their readers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import time
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from paceline_core.errors import PacelineError
+from paceline_core.knobs import knobs_to_wire
+from paceline_core.request import FinishReason
+from paceline_core.wire import Gauges, StepModelDocument
+from paceline_runtime.engine_link import EngineLink
+from paceline_runtime.knob_store import KnobChange, KnobStore
+from paceline_runtime.logs import log_event
+from paceline_runtime.messages import (
+    AbortSequence,
+    AddSequence,
+    EngineFailed,
+    EngineReady,
+    FromEngine,
+    Heartbeat,
+    KnobsApplied,
+    SequenceEnded,
+    SetKnobs,
+    StepOutput,
+    StepStatistics,
+)
+from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
+from paceline_runtime.settings import EngineSettings
+
+__all__ = ["EngineCannotStart", "EngineClient", "EngineListener", "EngineNotReady", "EngineState"]
+
+MAX_DEATHS_WHILE_LOADING = 3  # then the process ends, so that the kubelet's back-off and the pod's status take over
+_FIRST_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
+
+
+class EngineCannotStart(PacelineError):
+    """The engine said why, and trying again won't help."""
+
+
+class EngineNotReady(PacelineError):
+    """The engine is loading or restarting: come back later."""
+
+
+class EngineState(StrEnum):
+    """What the engine is up to."""
+
+    LOADING = "loading"
+    READY = "ready"
+    RESTARTING = "restarting"
+
+
+class EngineListener(Protocol):
+    """Is told what happens, for metrics and records. Called on the event loop; must not wait."""
+
+    def engine_ready(self, ready: EngineReady) -> None:
+        """A (new) engine takes requests."""
+
+    def engine_died(self, lost: list[LiveSequence]) -> None:
+        """The engine is gone; these sequences failed with it."""
+
+    def tokens(self, sequence: LiveSequence, count: int, now: float) -> None:
+        """About to be added to the sequence."""
+
+    def sequence_ended(self, sequence: LiveSequence, ended: SequenceEnded) -> None:
+        """The engine's last word on a sequence."""
+
+    def stepped(self, step: StepStatistics | None, gauges: Gauges) -> None:
+        """A turn of the engine's loop is over."""
+
+    def knobs_applied(self, num_blocks: int) -> None:
+        """A knob change is in force."""
+
+
+class EngineClient:
+    """Used from one event loop. `run` supervises; everything else returns at once."""
+
+    def __init__(self, settings: EngineSettings, knobs: KnobStore, listener: EngineListener) -> None:
+        self._settings = settings
+        self._knobs = knobs
+        self._listener = listener
+        self._link: EngineLink | None = None
+        self._ids = itertools.count(1)
+        self._live: dict[int, LiveSequence] = {}
+        self._heard = time.monotonic()
+        self._stalled = 0.0
+        self._applied = asyncio.Condition()
+        self.state = EngineState.LOADING
+        self.ready: EngineReady | None = None
+        self.gauges = Gauges()
+        self.step_model: StepModelDocument | None = None
+        self.starts = 0
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> LiveSequence:
+        """Send a sequence to the engine. Raises `EngineNotReady`."""
+        if self.state is not EngineState.READY or self._link is None:
+            raise EngineNotReady(f"the engine is {self.state}")
+        sequence = LiveSequence(next(self._ids), submission, self._knobs.epoch)
+        self._live[sequence.seq_id] = sequence
+        s = submission
+        self._link.send(AddSequence(sequence.seq_id, s.tokens, s.params, s.arrival, s.priority, s.deadline))
+        return sequence
+
+    def stop(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        """Ask the engine to end a sequence, once; `ABORT`: its client left, `STOP`: its text reached a stop text."""
+        if sequence.stop_sent is None and sequence.seq_id in self._live and self._link is not None:
+            sequence.stop_sent = reason
+            self._link.send(AbortSequence(sequence.seq_id, reason))
+
+    def stop_all(self) -> None:
+        """Abort every sequence (the drain's time is over)."""
+        for sequence in list(self._live.values()):
+            self.stop(sequence, FinishReason.ABORT)
+
+    @property
+    def live(self) -> Mapping[int, LiveSequence]:
+        """Sequences that the engine hasn't ended yet."""
+        return self._live
+
+    # -- knobs and health -------------------------------------------------------------------------------------------
+
+    def set_knobs(self, change: KnobChange) -> None:
+        """Tell the engine; while there is none, the next one starts with these knobs."""
+        if self.state is EngineState.READY and self._link is not None:
+            self._link.send(SetKnobs(change.revision, knobs_to_wire(change.knobs)))
+
+    async def wait_applied(self, revision: int, seconds: float) -> None:
+        """Return when the engine has taken the knobs of `revision`, or after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds), self._applied:
+                await self._applied.wait_for(lambda: self._knobs.applied_revision >= revision)
+        except TimeoutError:
+            return
+
+    def hung(self, timeout: float) -> bool:
+        """True if one step takes longer than `timeout`, or the engine process has been silent for so long."""
+        if self.state is not EngineState.READY:
+            return False
+        return self._stalled > timeout or time.monotonic() - self._heard > timeout
+
+    @property
+    def instance(self) -> str:
+        """Names this life of the engine: changes when it is started again."""
+        return f"{self._instance}-{self.starts}"
+
+    _instance = f"{time.time_ns():x}"
+
+    # -- supervision ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep an engine running until cancelled. Raises `EngineCannotStart`."""
+        deaths, backoff = 0, _FIRST_BACKOFF
+        while True:
+            text = await self._live_once()
+            was_ready = self.state is EngineState.READY
+            deaths, backoff = (0, _FIRST_BACKOFF) if was_ready else (deaths + 1, min(backoff * 2, _MAX_BACKOFF))
+            if deaths >= MAX_DEATHS_WHILE_LOADING:
+                raise EngineCannotStart(f"the engine process {text} {deaths} times while loading the model")
+            self._lose_all(text)
+            await asyncio.sleep(backoff)
+
+    async def _live_once(self) -> str:
+        """Run one engine process to its end and return how it ended."""
+        self.starts += 1
+        knobs = knobs_to_wire(self._knobs.target)
+        link = EngineLink(dataclasses.replace(self._settings, knobs=knobs))
+        self._link, self._started_with = link, self._knobs.revision
+        try:
+            await link.start()
+            log_event("engine_started", pid=link.pid, start=self.starts)
+            async for message in link.messages():
+                await self._handle(message)
+            return link.exit_text
+        finally:
+            self._link = None
+            await link.close()
+
+    def _lose_all(self, text: str) -> None:
+        """Fail every sequence that the dead engine had."""
+        lost, self._live = list(self._live.values()), {}
+        self.state, self.gauges, self._stalled = EngineState.RESTARTING, Gauges(), 0.0
+        log_event("engine_died", how=text, lost_sequences=len(lost))
+        self._listener.engine_died(lost)
+        for sequence in lost:
+            sequence.fail(EngineDied(f"the engine process {text}; it is being started again"))
+
+    # -- what the engine says ---------------------------------------------------------------------------------------
+
+    async def _handle(self, message: FromEngine) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, StepOutput):
+            self._stepped(message)
+        elif isinstance(message, Heartbeat):
+            self._stalled, self.step_model = message.stalled, message.step_model
+        elif isinstance(message, KnobsApplied):
+            await self._confirm(message.revision, message.epoch, message.num_blocks)
+        elif isinstance(message, EngineReady):
+            await self._become_ready(message)
+        elif isinstance(message, EngineFailed):
+            raise EngineCannotStart(message.message)
+
+    def _stepped(self, output: StepOutput) -> None:
+        now = time.monotonic()
+        self.gauges = output.gauges
+        for seq_id, tokens in output.tokens.items():
+            if (sequence := self._live.get(seq_id)) is not None:
+                self._listener.tokens(sequence, len(tokens), now)
+                sequence.push(tokens, now)
+        for ended in output.ended:
+            if (sequence := self._live.pop(ended.seq_id, None)) is not None:
+                self._listener.sequence_ended(sequence, ended)
+                sequence.end(ended)
+        self._listener.stepped(output.step, output.gauges)
+
+    async def _become_ready(self, ready: EngineReady) -> None:
+        self.ready, self.state = ready, EngineState.READY
+        self._listener.engine_ready(ready)
+        await self._confirm(self._started_with, ready.epoch, ready.num_blocks)
+        if self._knobs.revision != self._started_with:  # changed while it was loading
+            self.set_knobs(KnobChange(self._knobs.revision, self._knobs.target))
+
+    async def _confirm(self, revision: int, epoch: int, num_blocks: int) -> None:
+        assert self.ready is not None, "knobs are applied by an engine that is ready"
+        self.ready = msgspec.structs.replace(self.ready, num_blocks=num_blocks)
+        self._knobs.applied(revision, epoch)
+        self._listener.knobs_applied(num_blocks)
+        async with self._applied:
+            self._applied.notify_all()

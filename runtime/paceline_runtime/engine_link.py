@@ -1,0 +1,104 @@
+"""One engine process as the API process sees it: started, spoken to, waited for. Never reused after a death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paceline_runtime.messages import FromEngine, ToEngine, decode_from_engine, encode
+from paceline_runtime.settings import EngineSettings
+
+__all__ = ["EngineLink"]
+
+_LAST_WORDS_MS = 100  # local sockets deliver at once; this only lets the reader run after the process has ended
+
+
+class EngineLink:
+    """Owns the process, its two sockets and their private folder. `close` may be called at any time, more than once."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._folder = Path(tempfile.mkdtemp(prefix="paceline-"))  # 0700: nobody else may speak to the engine
+        self._context = zmq.asyncio.Context()
+        self._outbox = self._open(zmq.PUSH)
+        self._inbox = self._open(zmq.PULL)
+        self._process: asyncio.subprocess.Process | None = None
+
+    def _open(self, kind: int) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            socket.setsockopt(option, 0)
+        return socket
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        assert self._process is not None, "start() first"
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the process and hand it its settings; its stdin stays open as its sign that we live."""
+        to_engine, from_engine = (f"ipc://{self._folder}/{name}" for name in ("to-engine", "from-engine"))
+        self._inbox.bind(from_engine)
+        self._outbox.connect(to_engine)
+        threads = str(self._settings.threads)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "paceline_runtime.engine_process", to_engine, from_engine,
+            stdin=asyncio.subprocess.PIPE, env={"OMP_NUM_THREADS": threads, **os.environ},
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(self._settings) + b"\n")
+        with contextlib.suppress(ConnectionError):  # it died already: `messages` will end and tell
+            await self._process.stdin.drain()
+
+    def send(self, message: ToEngine) -> None:
+        """Queue a message for the engine; never waits."""
+        self._outbox.send(encode(message))
+
+    async def messages(self) -> AsyncIterator[FromEngine]:
+        """Yield what the engine says, until its process has ended and its last words are read."""
+        assert self._process is not None, "start() first"
+        ended = asyncio.ensure_future(self._process.wait())
+        try:
+            while not ended.done():
+                received = asyncio.ensure_future(self._inbox.recv())
+                await asyncio.wait({ended, received}, return_when=asyncio.FIRST_COMPLETED)
+                if received.done():
+                    yield decode_from_engine(received.result())
+                else:
+                    received.cancel()
+            while await self._inbox.poll(_LAST_WORDS_MS):
+                yield decode_from_engine(await self._inbox.recv())
+        finally:
+            ended.cancel()
+
+    @property
+    def exit_text(self) -> str:
+        """How the process ended, for people."""
+        code = None if self._process is None else self._process.returncode
+        if code is None:
+            return "is still running"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"was ended by signal {signal.Signals(-code).name}{hint}"
+
+    async def close(self) -> None:
+        """Kill the process if it lives, and remove what the link owns."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)

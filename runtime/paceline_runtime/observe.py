@@ -1,0 +1,105 @@
+"""What the operator may read of a server: the last requests and steps, in rings of fixed size under one cursor."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import sys
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from paceline_core.wire import Gauges, ObserveDocument, RequestRecord, StepModelDocument, StepRecord
+
+__all__ = ["ObserveLog", "ObserveState", "prefix_hashes"]
+
+T = TypeVar("T")
+REQUESTS_KEPT = 8192  # about 2 MB
+STEPS_KEPT = 32_768  # 5 minutes at 100 steps/s; about 8 MB
+PAGE = 10_000  # records in one answer: about 2 MB of JSON
+_HASH_BYTES = 6  # below 2^53, so that every JSON reader keeps it exact
+
+
+class _Ring(Generic[T]):
+    """The last records with their sequence numbers, and the number of the last one that fell out."""
+
+    def __init__(self, size: int) -> None:
+        self._records: deque[tuple[int, T]] = deque(maxlen=size)
+        self.lost_until = 0
+
+    def append(self, number: int, record: T) -> None:
+        if len(self._records) == self._records.maxlen:
+            self.lost_until = self._records[0][0]
+        self._records.append((number, record))
+
+    def after(self, cursor: int) -> Iterator[tuple[int, T]]:
+        """Yield the records after `cursor`, oldest first: walks back from the newest, so a short poll is cheap."""
+        fresh = list(itertools.takewhile(lambda item: item[0] > cursor, reversed(self._records)))
+        return reversed(fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveState:
+    """The server at the moment of an answer; `unfinished` are the requests that are still here."""
+
+    instance: str
+    now: float
+    epoch: int
+    revision: int
+    gauges: Gauges
+    step_model: StepModelDocument | None
+    unfinished: Sequence[RequestRecord]
+
+
+class ObserveLog:
+    """Collects records; `read` answers `GET /admin/observe`."""
+
+    def __init__(self) -> None:
+        self._requests: _Ring[RequestRecord] = _Ring(REQUESTS_KEPT)
+        self._steps: _Ring[StepRecord] = _Ring(STEPS_KEPT)
+        self._last = 0
+
+    def add_request(self, record: RequestRecord) -> None:
+        """Keep a request that has ended."""
+        self._last += 1
+        self._requests.append(self._last, record)
+
+    def add_step(self, record: StepRecord) -> None:
+        """Keep a step."""
+        self._last += 1
+        self._steps.append(self._last, record)
+
+    def read(self, since: int, instance: str | None, now: ObserveState) -> ObserveDocument:
+        """Return up to `PAGE` records after the cursor `since`; an unknown cursor or instance starts from the oldest."""
+        if since > self._last or (instance is not None and instance != now.instance):
+            since = 0
+        merged = heapq.merge(self._requests.after(since), self._steps.after(since), key=lambda item: item[0])
+        page = list(itertools.islice(merged, PAGE))
+        at_end = len(page) < PAGE
+        requests = tuple(r for _, r in page if isinstance(r, RequestRecord))
+        return ObserveDocument(
+            instance=now.instance,
+            cursor=page[-1][0] if page else since,
+            now=now.now,
+            epoch=now.epoch,
+            revision=now.revision,
+            gauges=now.gauges,
+            requests=requests + (tuple(now.unfinished) if at_end else ()),
+            steps=tuple(r for _, r in page if isinstance(r, StepRecord)),
+            step_model=now.step_model,
+            truncated=0 < since < max(self._requests.lost_until, self._steps.lost_until),
+        )
+
+
+def prefix_hashes(tokens: Sequence[int], block_size: int, key: bytes) -> tuple[int, ...]:
+    """Return a keyed hash for each full block of a prompt, chained, so that equal prefixes show and texts don't."""
+    hashes: list[int] = []
+    parent = b""
+    ids = array("I", tokens)
+    for end in range(block_size, len(ids) + 1, block_size):
+        parent = hashlib.blake2b(parent + ids[end - block_size : end].tobytes(), digest_size=_HASH_BYTES, key=key).digest()
+        hashes.append(int.from_bytes(parent, sys.byteorder))
+    return tuple(hashes)

@@ -1,0 +1,74 @@
+"""One sequence as the API process sees it: tokens arrive at any pace, its reader takes them at its own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from paceline_core.errors import PacelineError
+from paceline_core.request import FinishReason
+from paceline_runtime.messages import SequenceEnded
+from paceline_runtime.sampling_params import SamplingParams
+
+__all__ = ["EngineDied", "LiveSequence", "Submission"]
+
+
+class EngineDied(PacelineError):
+    """The engine process ended in the middle of the work; it is being started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What is asked of the engine. `arrival` and `deadline` are `time.monotonic()`; a lower priority goes first."""
+
+    request_id: str
+    tokens: list[int] = field(repr=False)
+    params: SamplingParams
+    arrival: float
+    priority: int = 0
+    deadline: float | None = None
+
+
+class LiveSequence:
+    """A mailbox of tokens with an end: exactly one of `ended` and `error` is set at last."""
+
+    def __init__(self, seq_id: int, submission: Submission, epoch: int) -> None:
+        self.seq_id = seq_id
+        self.submission = submission
+        self.epoch = epoch
+        self.output_len = 0
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.ended: SequenceEnded | None = None
+        self.stop_sent: FinishReason | None = None
+        self._error: EngineDied | None = None
+        self._tokens: list[int] = []
+        self._news = asyncio.Event()
+
+    def push(self, tokens: tuple[int, ...], now: float) -> None:
+        """New tokens came."""
+        self.output_len += len(tokens)
+        self.first_token = self.first_token or now
+        self.last_token = now
+        self._tokens.extend(tokens)
+        self._news.set()
+
+    def end(self, ended: SequenceEnded) -> None:
+        """The engine gave its last word."""
+        self.ended = ended
+        self._news.set()
+
+    def fail(self, error: EngineDied) -> None:
+        """The engine won't give any more words."""
+        self._error = error
+        self._news.set()
+
+    async def take(self) -> list[int]:
+        """Wait for news and return the tokens that came since; look at `ended` after that. Raises `EngineDied`."""
+        await self._news.wait()
+        if self._error is not None:
+            raise self._error
+        tokens, self._tokens = self._tokens, []
+        if self.ended is None:
+            self._news.clear()
+        return tokens

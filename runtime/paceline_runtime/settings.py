@@ -1,0 +1,131 @@
+"""Settings of a runtime: what the command line, the knob files and the environment come to. Frozen, checked, explicit."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline_core.errors import FormatError, PacelineError
+from paceline_core.knobs import Knobs, knobs_from_wire
+from paceline_core.step_time import StepModel
+from paceline_core.wire import StepModelDocument, from_json
+
+__all__ = ["EngineSettings", "RuntimeSettings", "SettingsError", "cpu_threads", "merge_knobs", "read_step_model"]
+
+
+class SettingsError(PacelineError):
+    """A flag, file or environment variable that can't be used; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine process needs; crosses the process border as JSON.
+
+    `knobs` are complete and in wire form. `gpu_memory_utilization` (share of the device's whole memory, as in vLLM) replaces
+    the knob kvMemoryFraction for the size of the first pool. `num_blocks` overrides the size of the pool altogether.
+    """
+
+    model: str | None
+    knobs: Mapping[str, Any]
+    revision: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    gpu_memory_utilization: float | None = None
+    num_blocks: int | None = None
+    step_model: StepModelDocument | None = None
+    seed: int = 0
+    threads: int = 1
+    pipeline_depth: int | None = None
+    log_format: str = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """What the API process needs. Times are seconds, sizes bytes.
+
+    Without `admin_token_file` there is no admin port. `max_queue_len` bounds the requests that wait for a slot,
+    `hang_timeout` is how long one step may take before the pod counts as hung.
+    """
+
+    engine: EngineSettings
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_port: int = 9000
+    admin_token_file: Path | None = None
+    drain_propagation: float = 5.0
+    drain_timeout: float = 30.0
+    hang_timeout: float = 300.0
+    max_queue_len: int = 1024
+    max_body_bytes: int = 8 << 20
+    start_knobs: Knobs = field(default_factory=Knobs)
+
+
+def merge_knobs(files: Sequence[Path], flags: Mapping[str, Any]) -> Knobs:
+    """Return the knobs of files (later wins, a missing one says nothing) under flags (wire names; they win over files).
+
+    Raises `SettingsError` for a file that can't be read as `{"knobs": {…}}`, `KnobError` for names and values.
+    """
+    values: dict[str, Any] = {}
+    for path in files:
+        values.update(_read_knobs_file(path))
+    return knobs_from_wire({**values, **flags})
+
+
+def _read_knobs_file(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}  # an optional ConfigMap that doesn't exist (yet)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"can't read the knobs file {path}: {error}") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"the knobs file {path} isn't JSON: {error}") from None
+    knobs = data.get("knobs") if isinstance(data, dict) else None
+    if not isinstance(knobs, dict):
+        raise SettingsError(f'the knobs file {path} must look like {{"knobs": {{"maxNumSeqs": 64}}}}')
+    return knobs
+
+
+def read_step_model(path: Path) -> StepModelDocument:
+    """Return the step-time model in a JSON file. Raises `SettingsError`."""
+    try:
+        document = from_json(StepModelDocument, json.loads(path.read_text(encoding="utf-8")))
+        StepModel.from_document(document)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"can't read the step model {path}: {error}") from None
+    except (json.JSONDecodeError, FormatError) as error:
+        raise SettingsError(f"the step model {path} can't be used: {error}") from None
+    return document
+
+
+def cpu_threads(environment: Mapping[str, str], cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many threads to compute with: the smallest of this process's CPUs, its cgroup's quota and the pod's limit.
+
+    The pod's limit is `PACELINE_CPU_LIMIT` (downward API: whole CPUs, rounded up by the kubelet). Raises `SettingsError`.
+    """
+    limits = [float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)]
+    if text := environment.get("PACELINE_CPU_LIMIT"):
+        try:
+            limits.append(float(text))
+        except ValueError:
+            raise SettingsError(f"PACELINE_CPU_LIMIT={text!r} must be a number of CPUs, as in 2") from None
+    limits.append(_cgroup_cpus(cgroup))
+    return max(1, math.floor(min(limit for limit in limits if limit > 0)))
+
+
+def _cgroup_cpus(path: Path) -> float:
+    try:
+        quota, period = path.read_text(encoding="ascii").split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return math.inf  # no cgroup v2 here, or none of ours: no limit known

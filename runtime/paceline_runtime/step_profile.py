@@ -1,0 +1,43 @@
+"""A short profile at start: a few real steps that warm the device up and seed the step-time model."""
+
+from __future__ import annotations
+
+import time
+
+from paceline_core.knobs import Knobs, Strategy
+from paceline_core.plan import StepPlan, StepShape
+from paceline_core.request import Request
+from paceline_core.step_time import StepTimeFitter
+from paceline_runtime.engine import Engine, ModelBackend
+from paceline_runtime.logs import log_event
+from paceline_runtime.sampling_params import SamplingParams
+
+__all__ = ["profile_steps"]
+
+# Prompts of different lengths, then decodes of 1 to 4 sequences: enough to tell the constant, prefill and decode apart.
+# 0.7 s for SmolLM2-135M on two cores.
+PROMPT_LENGTHS = (8, 96, 32, 64)
+NEW_TOKENS = (4, 8, 12, 16)
+
+
+def profile_steps(backend: ModelBackend, knobs: Knobs, fitter: StepTimeFitter) -> None:
+    """Run the profile on `backend` and give its steps to `fitter`; leaves no sequence behind."""
+    began = time.monotonic()
+    # one sequence's prompt per step, so that prefills of several sizes are seen
+    profile_knobs = knobs.updated({"strategy": Strategy.CONTINUOUS, "prefixCaching": False})
+    engine = Engine(backend, profile_knobs, fitter=fitter)
+    ids = []
+    for number, (length, new) in enumerate(zip(PROMPT_LENGTHS, NEW_TOKENS, strict=True)):
+        if length + new > min(backend.max_model_len, backend.num_blocks * knobs.block_size):
+            continue
+        tokens = [(number + i) % min(256, backend.vocab_size) for i in range(length)]
+        seq_id = -1 - number  # the server's own ids start at 1
+        request = Request(seq_id=seq_id, prompt_len=length, max_tokens=new, arrival=began, tokens=tokens)
+        engine.add(request, SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True))
+        ids.append(seq_id)
+        engine.turn()
+    while engine.has_work:
+        engine.turn()
+    backend.runner.submit(StepPlan(-1, 0, (), StepShape(), removed=tuple(ids)))
+    backend.runner.collect()
+    log_event("profiled", steps=engine.steps, seconds=time.monotonic() - began)
