@@ -7,12 +7,14 @@ its keys and its values, so that a token is written, and a block gathered, with 
 
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.attention_batch import (
+    MASK_ROWS,
+    MAX_GROUP_SLOTS,
     AttentionBatch,
+    AttentionPlanner,
     DecodeGroup,
     Gather,
     PrefillSegment,
     SequenceSpan,
-    plan_attention,
 )
 from paceline_kernels.dispatch import Op
 from paceline_kernels.linear import Linear
@@ -22,7 +24,10 @@ from paceline_kernels.sampling import RowSampling, sample
 from paceline_kernels.silu import silu_mul
 
 __all__ = [
+    "MASK_ROWS",
+    "MAX_GROUP_SLOTS",
     "AttentionBatch",
+    "AttentionPlanner",
     "DecodeGroup",
     "Gather",
     "Linear",
@@ -33,7 +38,6 @@ __all__ = [
     "SequenceSpan",
     "add_rms_norm",
     "paged_attention",
-    "plan_attention",
     "rms_norm",
     "rope_and_cache",
     "rope_table",

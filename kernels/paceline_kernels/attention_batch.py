@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-__all__ = ["AttentionBatch", "DecodeGroup", "Gather", "PrefillSegment", "SequenceSpan", "plan_attention"]
+__all__ = [
+    "MASK_ROWS",
+    "MAX_GROUP_SLOTS",
+    "AttentionBatch",
+    "AttentionPlanner",
+    "DecodeGroup",
+    "Gather",
+    "PrefillSegment",
+    "SequenceSpan",
+]
 
 # A group of decodes is padded to its longest member. Padding costs 0.27 µs per slot and layer, another group 40 µs (one
 # AVX-512 core, 3 × 64 KV, float32), so a group may hold about 16 blocks of padding before a new one is cheaper.
 _MAX_PADDING_BLOCKS = 16
 # Bounds the gather buffer: 32 k slots of 3 × 64 KV in float32 are 50 MB.
 MAX_GROUP_SLOTS = 32768
+# Rows of the causal mask that chunks share: 512 rows of 8192 positions in float32 are 16 MB.
+MASK_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,31 +98,70 @@ class Gather:
         return out
 
 
-def plan_attention(
-    spans: Sequence[SequenceSpan], block_size: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> AttentionBatch:
-    """Lay out `spans` for attention in `dtype`. Spans of one token come first, best by falling context (less padding)."""
-    ones = sum(span.num_tokens == 1 for span in spans)
-    assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
-    positions = np.concatenate([np.arange(s.start, s.context) for s in spans])
-    slots = np.concatenate([_slots(s, block_size) for s in spans])
-    decodes = [
-        _decode_group(first, spans[first:last], block_size, dtype, device)
-        for first, last in _groups(spans[:ones], block_size)
-    ]
-    prefills, row = [], ones
-    for span in spans[ones:]:
-        prefills.append(_prefill_segment(row, span, block_size, dtype, device))
-        row += span.num_tokens
-    return AttentionBatch(_ids(positions, device), _ids(slots, device), tuple(decodes), tuple(prefills))
+class AttentionPlanner:
+    """Lays out steps for attention with blocks of `block_size` slots, masks in `dtype` on `device`."""
+
+    def __init__(self, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self._block_size = block_size
+        self._dtype = dtype
+        self._device = device
+        self._causal = torch.empty(0, 0, dtype=dtype)
+
+    def plan(self, spans: Sequence[SequenceSpan]) -> AttentionBatch:
+        """Lay out `spans`; those of one token come first, best by falling context (less padding)."""
+        ones = sum(span.num_tokens == 1 for span in spans)
+        assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
+        positions = np.concatenate([np.arange(span.start, span.context) for span in spans])
+        slots = np.concatenate([_slots(span, self._block_size) for span in spans])
+        decodes = [self._decode_group(first, spans[first:last]) for first, last in _groups(spans[:ones], self._block_size)]
+        prefills, row = [], ones
+        for span in spans[ones:]:
+            prefills.extend(self._prefill_segments(row, span))
+            row += span.num_tokens
+        return AttentionBatch(self._ids(positions), self._ids(slots), tuple(decodes), tuple(prefills))
+
+    def _decode_group(self, first: int, spans: Sequence[SequenceSpan]) -> DecodeGroup:
+        width = max(_num_blocks(span.context, self._block_size) for span in spans)
+        blocks = np.zeros((len(spans), width), dtype=np.int64)  # padding reads block 0, and the mask drops it
+        for row, span in zip(blocks, spans, strict=True):
+            count = _num_blocks(span.context, self._block_size)
+            row[:count] = span.blocks[:count]
+        contexts = np.array([span.context for span in spans])
+        mask = None
+        if (contexts < width * self._block_size).any():
+            hidden = np.arange(width * self._block_size)[None] >= contexts[:, None]
+            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
+            mask = mask[:, None, None].to(self._device)
+        return DecodeGroup(first, first + len(spans), self._ids(blocks.reshape(-1)), mask)
+
+    def _prefill_segments(self, first: int, span: SequenceSpan) -> Iterator[PrefillSegment]:
+        """A chunk that starts its sequence is one plain causal piece; a later one is cut so that its masks stay small."""
+        blocks = self._ids(np.asarray(span.blocks[: _num_blocks(span.context, self._block_size)]))
+        if span.start == 0:
+            yield PrefillSegment(first, first + span.num_tokens, span.context, blocks, None)
+            return
+        for begin in range(0, span.num_tokens, MASK_ROWS):
+            rows = min(MASK_ROWS, span.num_tokens - begin)
+            context = span.start + begin + rows
+            mask = self._causal_tail(rows, context)
+            part = blocks[: _num_blocks(context, self._block_size)]
+            yield PrefillSegment(first + begin, first + begin + rows, context, part, mask)
+
+    def _causal_tail(self, rows: int, context: int) -> torch.Tensor:
+        """Return the mask [rows, context] of the last `rows` of `context` positions: a corner of one mask that grows."""
+        width = self._causal.shape[1]
+        if context > width:
+            width = 1 << (context - 1).bit_length()
+            mask = torch.full((MASK_ROWS, width), float("-inf"), dtype=self._dtype)
+            self._causal = mask.triu_(width - MASK_ROWS + 1).to(self._device)
+        return self._causal[MASK_ROWS - rows :, width - context :]
+
+    def _ids(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
 
 
-def _ids(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
-
-
-def _num_blocks(span: SequenceSpan, block_size: int) -> int:
-    return -(-span.context // block_size)
+def _num_blocks(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
 
 
 def _slots(span: SequenceSpan, block_size: int) -> np.ndarray:
@@ -127,7 +177,7 @@ def _groups(spans: Sequence[SequenceSpan], block_size: int) -> list[tuple[int, i
     """Cut the decodes into runs whose padding is bounded."""
     cuts, widest, real = [0], 0, 0
     for index, span in enumerate(spans):
-        blocks = _num_blocks(span, block_size)
+        blocks = _num_blocks(span.context, block_size)
         members = index - cuts[-1] + 1
         padded = max(widest, blocks) * members
         if members > 1 and (padded - real - blocks > _MAX_PADDING_BLOCKS or padded * block_size > MAX_GROUP_SLOTS):
@@ -135,35 +185,3 @@ def _groups(spans: Sequence[SequenceSpan], block_size: int) -> list[tuple[int, i
             widest, real = 0, 0
         widest, real = max(widest, blocks), real + blocks
     return [pair for pair in zip(cuts, [*cuts[1:], len(spans)], strict=True) if pair[0] < pair[1]]
-
-
-def _decode_group(
-    first: int, spans: Sequence[SequenceSpan], block_size: int, dtype: torch.dtype, device: torch.device | str
-) -> DecodeGroup:
-    width = max(_num_blocks(span, block_size) for span in spans)
-    blocks = np.zeros((len(spans), width), dtype=np.int64)  # padding reads block 0, and the mask drops it
-    for row, span in zip(blocks, spans, strict=True):
-        count = _num_blocks(span, block_size)
-        row[:count] = span.blocks[:count]
-    contexts = np.array([span.context for span in spans])
-    mask = None
-    if (contexts < width * block_size).any():
-        hidden = np.arange(width * block_size)[None] >= contexts[:, None]
-        mask = _mask(hidden, dtype, device)[:, None, None]
-    return DecodeGroup(first, first + len(spans), _ids(blocks.reshape(-1), device), mask)
-
-
-def _prefill_segment(
-    first: int, span: SequenceSpan, block_size: int, dtype: torch.dtype, device: torch.device | str
-) -> PrefillSegment:
-    blocks = np.asarray(span.blocks[: _num_blocks(span, block_size)])
-    mask = None
-    if span.start:
-        hidden = np.arange(span.context)[None] > np.arange(span.start, span.context)[:, None]
-        mask = _mask(hidden, dtype, device)
-    return PrefillSegment(first, first + span.num_tokens, span.context, _ids(blocks, device), mask)
-
-
-def _mask(hidden: np.ndarray, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    mask = torch.zeros(hidden.shape, dtype=dtype)
-    return mask.masked_fill_(torch.from_numpy(hidden), float("-inf")).to(device)

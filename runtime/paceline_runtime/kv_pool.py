@@ -1,0 +1,44 @@
+"""The paged KV cache: one tensor for all layers, rebuilt in place when the number of blocks changes."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline_runtime.model_config import ModelConfig
+
+__all__ = ["KvPool", "block_bytes"]
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Return the bytes of one block over all layers."""
+    return config.kv_values_per_token * block_size * dtype.itemsize
+
+
+class KvPool:
+    """`layers[i]` is layer i's cache [num_blocks, block_size, 2, num_kv_heads, head_dim]; see `paceline_kernels`.
+
+    It starts at zero, since attention may read unwritten slots under a mask, and 0 × nan is nan. On Linux the zeros cost no
+    memory until a block is written.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self._row = (2, config.num_kv_heads, config.head_dim)
+        self._num_layers = config.num_layers
+        self._dtype = dtype
+        self._device = device
+        self.layers: tuple[torch.Tensor, ...] = ()
+        self.resize(num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return len(self.layers[0])
+
+    def resize(self, num_blocks: int) -> None:
+        """Rebuild the pool with `num_blocks`, empty. The old one is given back first: both wouldn't fit."""
+        self.layers = ()
+        shape = (self._num_layers, num_blocks, self.block_size, *self._row)
+        self.layers = torch.zeros(shape, dtype=self._dtype, device=self._device).unbind(0)

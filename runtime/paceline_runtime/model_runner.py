@@ -1,0 +1,158 @@
+"""Runs the scheduler's plans on a model: prepare here, compute on one worker thread, in order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline_core.plan import ScheduledSequence, StepPlan, StepResult
+from paceline_kernels import AttentionBatch, AttentionPlanner, SequenceSpan
+from paceline_runtime.decoder import Decoder
+from paceline_runtime.kv_pool import KvPool
+from paceline_runtime.sampler import SequenceSampling, TokenLogprobs, sample_tokens
+from paceline_runtime.sampling_params import SamplingParams
+
+__all__ = ["ModelRunner", "ModelStepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStepResult(StepResult):
+    """A `StepResult` with the log-probabilities of its tokens, for the sequences that asked for them."""
+
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A live sequence: its prompt and what was generated so far. Only the worker appends."""
+
+    tokens: list[int]
+    prompt_len: int
+    sampling: SequenceSampling
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A plan laid out for the model. `rows` [n] are the last rows of the sequences in `sampling`."""
+
+    plan: StepPlan
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    batch: AttentionBatch | None = None
+    rows: torch.Tensor | None = None
+    sampling: tuple[int, ...] = ()
+
+
+class ModelRunner:
+    """The engine's `Runner`. `submit` lays the plan out while the step before it is computed; results come in order.
+
+    A sampled token is appended to its sequence here, so the next plan finds it, and a preempted sequence is computed again
+    from its own tokens. An error of a step is raised by the `collect` that waits for it.
+    """
+
+    def __init__(self, decoder: Decoder, kv: KvPool, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self._decoder = decoder
+        self._kv = kv
+        self._eos_token_ids = eos_token_ids
+        self._planner = AttentionPlanner(kv.block_size, decoder.dtype, decoder.device)
+        self._sequences: dict[int, _Sequence] = {}
+        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[ModelStepResult | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="model-runner", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences whose state is kept."""
+        return len(self._sequences)
+
+    def add(self, seq_id: int, prompt_tokens: list[int], params: SamplingParams) -> None:
+        """Keep a new sequence's prompt and how to sample it, before the first plan that names it."""
+        assert prompt_tokens, "a prompt has at least one token"
+        sampling = SequenceSampling.of(params, self._eos_token_ids)
+        self._sequences[seq_id] = _Sequence(list(prompt_tokens), len(prompt_tokens), sampling)
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take the next plan; return before it is computed."""
+        self._steps.put(self._lay_out(plan))
+
+    def collect(self) -> ModelStepResult:
+        """Wait for the oldest submitted plan and return its result, or raise what it failed with."""
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        """End the worker; no plan is in flight."""
+        self._steps.put(None)
+        self._thread.join()
+
+    def _lay_out(self, plan: StepPlan) -> _Step:
+        """Fix everything but the token ids, which the step before may still be choosing."""
+        if not plan.scheduled:
+            return _Step(plan)
+        decodes = [item for item in plan.scheduled if item.num_tokens == 1]
+        decodes.sort(key=lambda item: -item.start)
+        scheduled = (*decodes, *(item for item in plan.scheduled if item.num_tokens > 1))
+        # the scheduler goes on changing its tables: the planner copies what it needs of them
+        batch = self._planner.plan([SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled])
+        rows, sampling, row = [], [], 0
+        for item in scheduled:
+            row += item.num_tokens
+            if item.samples:
+                rows.append(row - 1)
+                sampling.append(item.seq_id)
+        return _Step(
+            plan, scheduled, batch, torch.tensor(rows, dtype=torch.int64, device=self._decoder.device), tuple(sampling)
+        )
+
+    def _work(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                self._results.put(self._run(step))
+            except BaseException as error:  # noqa: BLE001 - handed over to the thread that collects
+                self._results.put(error)
+
+    @torch.inference_mode()
+    def _run(self, step: _Step) -> ModelStepResult:
+        started = time.perf_counter()
+        plan = step.plan
+        for seq_id in plan.removed:
+            self._sequences.pop(seq_id, None)
+        if plan.resize_blocks is not None:
+            self._kv.resize(plan.resize_blocks)
+        if step.batch is None:
+            return ModelStepResult({}, time.perf_counter() - started)
+        logits = self._decoder.forward(self._token_ids(step), step.batch, self._kv.layers, step.rows)
+        tokens, logprobs = self._sample(step, logits)
+        return ModelStepResult(tokens, time.perf_counter() - started, logprobs)
+
+    def _token_ids(self, step: _Step) -> torch.Tensor:
+        ids: list[int] = []
+        for item in step.scheduled:
+            tokens = self._sequences[item.seq_id].tokens
+            end = item.start + item.num_tokens
+            assert end <= len(tokens), f"sequence {item.seq_id} has {len(tokens)} tokens, the plan wants {end}"
+            assert not item.samples or end == len(tokens), f"sequence {item.seq_id} samples before its end"
+            ids.extend(tokens[item.start : end])
+        return torch.tensor(ids, dtype=torch.int64, device=self._decoder.device)
+
+    def _sample(
+        self, step: _Step, logits: torch.Tensor
+    ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
+        if not step.sampling:
+            return {}, {}
+        sequences = [self._sequences[seq_id] for seq_id in step.sampling]
+        tokens, logprobs = sample_tokens(logits, [(s.sampling, len(s.tokens) - s.prompt_len) for s in sequences])
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.tokens.append(token)
+        chosen: dict[int, tuple[int, ...]] = {seq_id: (token,) for seq_id, token in zip(step.sampling, tokens, strict=True)}
+        reported: dict[int, tuple[TokenLogprobs, ...]] = {
+            seq_id: (entry,) for seq_id, entry in zip(step.sampling, logprobs, strict=True) if entry is not None
+        }
+        return chosen, reported

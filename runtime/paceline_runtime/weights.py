@@ -1,0 +1,82 @@
+"""Where weights come from: one protocol, with Hugging Face names, over safetensors folders and random numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
+from paceline_runtime.model_files import read_json
+
+__all__ = ["RandomWeights", "SafetensorsWeights", "WeightSource", "check_shape"]
+
+
+class WeightSource(Protocol):
+    """Gives tensors by their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`)."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the tensor on the CPU in its stored dtype. Raises `ModelFormatError` if it is absent or misshapen."""
+
+
+class SafetensorsWeights:
+    """The `.safetensors` file or files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {name: _open(folder / name) for name in _file_names(folder)}
+        self._where = {key: file for file in self._files.values() for key in file.keys()}  # noqa: SIM118 - no mapping
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one tensor, read from its file."""
+        file = self._where.get(name)
+        if file is None:
+            raise ModelFormatError(f"the weights lack the tensor {name}")
+        tensor: torch.Tensor = file.get_tensor(name)
+        check_shape(name, tuple(tensor.shape), shape)
+        return tensor
+
+
+class RandomWeights:
+    """Weights drawn from a seed, for load tests and benchmarks of shapes whose weights aren't at hand."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return normal numbers of the scale that decoders are initialised with, and ones for norms."""
+        if "norm" in name:
+            return torch.ones(shape)
+        return torch.randn(shape, generator=self._generator) * 0.02
+
+
+def check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    """Raise `ModelFormatError` if a tensor hasn't the shape that the configuration calls for."""
+    if found != wanted:
+        raise ModelFormatError(f"the tensor {name} has the shape {found}, the configuration calls for {wanted}")
+
+
+def _file_names(folder: Path) -> list[str]:
+    index = read_json(folder / "model.safetensors.index.json")
+    if not index:
+        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        if not names:
+            raise ModelNotFound(f"{folder} holds no .safetensors file (pickled weights are never loaded)")
+        return names
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelFormatError("model.safetensors.index.json: weight_map must map tensors to files")
+    names = sorted(set(weight_map.values()))
+    if any(Path(name).name != name for name in names):
+        raise ModelFormatError("model.safetensors.index.json names a file outside its folder")
+    return names
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"the shard {path} doesn't exist") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelFormatError(f"{path.name} is no whole safetensors file: {error}") from error

@@ -1,0 +1,108 @@
+"""Weights out of a GGUF file, dequantised by the `gguf` library and put back into Hugging Face's order."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline_runtime.gguf_file import GgufFile, GgufTensor
+from paceline_runtime.model_config import ModelConfig
+from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
+from paceline_runtime.weights import check_shape
+
+__all__ = ["GgufWeights", "check_quantization"]
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "rope_freqs": "rope_freqs",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+class GgufWeights:
+    """The tensors of a GGUF file under their Hugging Face names, as float32 (float16 and bfloat16 stay what they are)."""
+
+    def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
+        self._config = config
+        self._data = np.memmap(file.path, mode="r")
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one tensor, dequantised."""
+        stored = self._file.tensors.get(_stored_name(name))
+        if stored is None:
+            raise ModelFormatError(f"{self._file.path.name}: the weights lack the tensor {_stored_name(name)}")
+        check_shape(stored.name, stored.shape, shape)
+        tensor = torch.from_numpy(self._dequantise(stored)).view(shape)
+        heads = self._rotated_heads(name)
+        return _unpermute(tensor, heads) if heads else tensor
+
+    def _rotated_heads(self, name: str) -> int:
+        if "q_proj" in name:
+            return self._config.num_heads
+        return self._config.num_kv_heads if "k_proj" in name else 0
+
+    def _dequantise(self, tensor: GgufTensor) -> npt.NDArray[np.float32]:
+        kind, raw = self._raw(tensor)
+        try:
+            values = gguf.quants.dequantize(raw, kind).astype(np.float32, copy=False)
+        except NotImplementedError as error:
+            raise UnsupportedModel(f"{self._file.path.name}: quantisation {kind.name} isn't supported ({error})") from error
+        # float32 comes as a view of the file, which must not stay open for the weights' sake
+        return values if values.flags.writeable else values.copy()
+
+    def _raw(self, tensor: GgufTensor) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
+        """Return the tensor's type and its bytes [rows, bytes of a row]."""
+        where = f"{self._file.path.name}: tensor {tensor.name}"
+        try:
+            kind = gguf.GGMLQuantizationType(tensor.type_id)
+            block, size = gguf.GGML_QUANT_SIZES[kind]
+        except (ValueError, KeyError) as error:
+            raise UnsupportedModel(f"{where} has the unknown quantisation {tensor.type_id}") from error
+        if tensor.shape[-1] % block:
+            raise ModelFormatError(f"{where} has rows of {tensor.shape[-1]}, no multiple of {kind.name}'s {block}")
+        row = tensor.shape[-1] // block * size
+        end = tensor.offset + math.prod(tensor.shape[:-1]) * row
+        if end > len(self._data):
+            raise ModelFormatError(f"{where} is truncated: it ends {end - len(self._data)} bytes behind the file's end")
+        return kind, np.asarray(self._data[tensor.offset : end]).reshape(-1, row)
+
+
+def check_quantization(file: GgufFile, wanted: str | None) -> None:
+    """Raise `UnsupportedModel` unless `wanted` is None, `gguf`, or a type that some of the file's tensors have (`Q4_1`)."""
+    if wanted is None or wanted.lower() == "gguf":
+        return
+    names = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
+    found = sorted({names.get(tensor.type_id, str(tensor.type_id)) for tensor in file.tensors.values()})
+    if wanted.upper() not in found:
+        raise UnsupportedModel(f"{file.path.name} isn't quantised as {wanted!r}: its tensors are {', '.join(found)}")
+
+
+def _stored_name(name: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    layer = _LAYER.fullmatch(stem)
+    if layer:
+        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{suffix}"
+    return f"{_NAMES[stem]}.{suffix}"
+
+
+def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Undo llama.cpp's order of rotated rows: it pairs neighbours, Hugging Face pairs the halves of a head."""
+    pairs = tensor.view(heads, -1, 2, *tensor.shape[1:])  # [heads, head_dim / 2, 2, ...]
+    return pairs.transpose(1, 2).reshape(tensor.shape)
