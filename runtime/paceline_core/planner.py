@@ -75,7 +75,7 @@ class Planner:
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence that ends out of where it is."""
         if seq.stage is Stage.WAITING:
-            self.waiting.left()
+            self.waiting.dropped()
         else:
             self.running.remove(seq)
             self._kv.release(seq)
@@ -156,7 +156,7 @@ class Planner:
         """Move an admitted sequence from the queue to those that run."""
         seq.stage = Stage.RUNNING
         seq.prefill_until = seq.known
-        self.waiting.left()
+        self.waiting.admitted(seq)
         insort(self.running, seq, key=lambda s: s.order)
         if self.policy.gang and not self._gate.is_member(seq):
             self._gate.join(seq)

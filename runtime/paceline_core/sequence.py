@@ -45,6 +45,7 @@ class SequenceState:
     next_full: float = math.inf  # computing up to here completes the next block that can be registered
     last_step: int = -1  # the newest plan that names it
     ticket: int = 0  # the valid entry of the waiting queue
+    out_of_turn: bool = False  # it goes next because it has waited too long
     batch: int = -1  # the static or dynamic batch that it belongs to
     preemptions: int = 0
     cached_len: int = 0

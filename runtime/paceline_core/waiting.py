@@ -12,9 +12,11 @@ __all__ = ["OrderKey", "WaitingQueue"]
 
 OrderKey = Callable[[SequenceState], tuple[float, ...]]
 
-# Under strict priorities a steady stream of urgent work would keep the rest waiting for ever; after this long (seconds)
-# the oldest goes next whatever its priority.
+# Under strict priorities and deadlines a steady stream of urgent work would keep the rest waiting for ever. Who has waited
+# this long (seconds) goes next whatever its priority, but only once in so many admissions: in a long backlog everybody has
+# waited, and there the urgent still go first.
 PATIENCE = 60.0
+TURN = 8
 
 
 class WaitingQueue:
@@ -26,6 +28,7 @@ class WaitingQueue:
         self._tickets = 0
         self._arrivals: deque[SequenceState] = deque()
         self._size = 0
+        self._since_patient = TURN  # admissions since one went out of turn
 
     def __len__(self) -> int:
         return self._size
@@ -44,9 +47,15 @@ class WaitingQueue:
         if len(self._heap) > 2 * self._size + 64:
             self.reorder(self._key)
 
-    def left(self) -> None:
-        """Note that one of the waiting sequences has changed its stage."""
+    def dropped(self) -> None:
+        """Note that one of the waiting sequences has ended."""
         self._size -= 1
+
+    def admitted(self, seq: SequenceState) -> None:
+        """Note that `seq`, which `first` returned, runs now."""
+        self._size -= 1
+        self._since_patient = 0 if seq.out_of_turn else self._since_patient + 1
+        seq.out_of_turn = False
 
     def reorder(self, key: OrderKey) -> None:
         """Order by another key from now on."""
@@ -60,10 +69,11 @@ class WaitingQueue:
         if best is None:
             return None
         oldest = self.oldest()
-        if oldest is not None and oldest.priority > best.priority and now >= oldest.request.arrival + PATIENCE:
-            oldest.priority = best.priority  # also as a victim it counts as what it goes before
-            return oldest
-        return best
+        if oldest is None or oldest is best or self._since_patient < TURN or now < oldest.request.arrival + PATIENCE:
+            return best
+        oldest.out_of_turn = True
+        oldest.priority = min(oldest.priority, best.priority)  # also as a victim it counts as what it goes before
+        return oldest
 
     def oldest(self) -> SequenceState | None:
         """Return the one that waits since the earliest arrival and never ran."""
