@@ -96,13 +96,20 @@ _FILE = click.Path(path_type=Path)
     help="Type of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU.",
 )
 @click.option("--quantization", help="Quantise weights while loading, where the loader can.")
+@click.option(
+    "--load-format",
+    type=click.Choice(["auto", "dummy"]),
+    default="auto",
+    show_default=True,
+    help="dummy: random weights drawn from --seed for the model's configuration.",
+)
 @click.option("--max-model-len", type=click.IntRange(1), help="Most tokens of prompt plus output.  [default: the model's]")
 @click.option(
     "--gpu-memory-utilization",
     type=click.FloatRange(0, 1, min_open=True),
     help="As in vLLM: share of the device's whole memory for weights and KV (instead of --kv-memory-fraction).",
 )
-@click.option("--num-gpu-blocks-override", type=click.IntRange(1), help="KV blocks of the clock device's whole memory.")
+@click.option("--num-gpu-blocks-override", type=click.IntRange(1), help="KV blocks of the pool, whatever the memory.")
 @click.option(
     "--knobs-file",
     "knobs_files",
@@ -171,6 +178,7 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         revision=p["revision"],
         device=p["device"],
         dtype=p["dtype"],
+        load_format=p["load_format"],
         quantization=p["quantization"],
         max_model_len=p["max_model_len"],
         gpu_memory_utilization=p["gpu_memory_utilization"],

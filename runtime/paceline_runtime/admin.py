@@ -14,6 +14,7 @@ from paceline_core.errors import FormatError, KnobError, RevisionConflict
 from paceline_core.wire import KnobsPatch, ObserveDocument, from_json, to_json
 from paceline_runtime.admin_auth import TokenFile
 from paceline_runtime.api_errors import ApiError, error_body, install_error_handlers, invalid
+from paceline_runtime.engine_client import KnobsNotTaken
 from paceline_runtime.knob_store import KnobChange, NothingToRollBack
 from paceline_runtime.logs import log_event
 from paceline_runtime.observe import ObserveState
@@ -33,6 +34,7 @@ def build_admin(service: Service, tokens: TokenFile) -> FastAPI:
     app.add_middleware(_BearerGate, tokens=tokens)
     install_error_handlers(app)
     app.add_exception_handler(KnobError, _unprocessable)
+    app.add_exception_handler(KnobsNotTaken, _not_taken)
     app.add_exception_handler(RevisionConflict, _conflict)
     app.add_exception_handler(NothingToRollBack, _nothing)
     _add_knobs(app, service)
@@ -157,6 +159,10 @@ async def _unprocessable(_request: Request, error: Exception) -> JSONResponse:
         {"field": v.field, "value": v.value, "bound": v.bound, "remedy": v.remedy} for v in error.violations
     ]
     return JSONResponse(body, 422)
+
+
+async def _not_taken(_request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(ApiError(422, str(error), code="knobs_not_taken")), 422)
 
 
 async def _conflict(_request: Request, error: Exception) -> JSONResponse:

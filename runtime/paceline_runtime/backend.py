@@ -7,7 +7,7 @@ from paceline_core.step_time import StepModel
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import DEFAULT_CLOCK_BLOCKS, DEFAULT_CLOCK_MODEL_LEN, ClockModel, ClockRunner
 from paceline_runtime.engine import ModelBackend
-from paceline_runtime.settings import EngineSettings
+from paceline_runtime.settings import EngineSettings, SettingsError
 from paceline_runtime.text_stream import Tokenizer
 
 __all__ = ["load_backend", "load_tokenizer_for"]
@@ -20,22 +20,42 @@ def load_backend(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
     """Load what `settings` ask for. Raises `SettingsError`, a `ModelError`, or `MemoryError`."""
     if settings.device == "clock":
         return _clock(settings, knobs)
-    from paceline_runtime.loader import load_model  # brings torch, which the clock doesn't need
+    return _model(settings, knobs)
 
+
+def _model(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
+    import torch  # seconds and 200 MB that neither the clock nor the API process needs
+
+    from paceline_runtime.loader import load_model
+
+    assert settings.model is not None, "checked with the flags"
+    if settings.quantization is not None:
+        raise SettingsError(
+            f"--quantization {settings.quantization}: quantising while loading isn't supported; use a GGUF file that is "
+            "quantised already, or leave it out"
+        )
+    torch.set_num_threads(settings.threads)
     return load_model(
         settings.model,
         revision=settings.revision,
         dtype=settings.dtype,
-        device=settings.device,
-        quantization=settings.quantization,
+        device=_device(settings.device, cuda=torch.cuda.is_available()),
         max_model_len=settings.max_model_len,
         block_size=knobs.block_size,
         kv_memory_fraction=knobs.kv_memory_fraction,
         gpu_memory_utilization=settings.gpu_memory_utilization,
+        num_blocks=settings.num_blocks,
         max_num_seqs_limit=knobs.max_num_seqs_limit,
         max_num_batched_tokens=knobs.max_num_batched_tokens,
+        load_format=settings.load_format,
         seed=settings.seed,
     )
+
+
+def _device(asked: str, *, cuda: bool) -> str:
+    if asked == "cuda" and not cuda:
+        raise SettingsError("--device cuda: torch sees no GPU here; use --device cpu, or a torch build for your GPU")
+    return ("cuda" if cuda else "cpu") if asked == "auto" else asked
 
 
 def _clock(settings: EngineSettings, knobs: Knobs) -> ClockModel:

@@ -69,7 +69,7 @@ class ModelBackend(Protocol):
         """Where it runs: `cpu`, `cuda`, `clock`."""
 
     def blocks_for(self, kv_memory_fraction: float) -> int:
-        """KV blocks that this share of the free memory holds."""
+        """KV blocks that this share of the free memory holds. Raises a `ModelError` if that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +171,16 @@ class Engine:
     # -- knobs and figures ------------------------------------------------------------------------------------------
 
     def set_knobs(self, knobs: Knobs) -> int:
-        """Put knobs in force from the next step on and return their epoch; a new KV share also rebuilds the pool."""
+        """Put knobs in force from the next step on and return their epoch; a new KV share also rebuilds the pool.
+
+        Raises `KnobError`, or a `ModelError` if the pool would have no block; nothing changes then.
+        """
+        if knobs.kv_memory_fraction == self._kv_share:
+            return self._scheduler.set_knobs(knobs)
+        num_blocks = self._backend.blocks_for(knobs.kv_memory_fraction)
         epoch = self._scheduler.set_knobs(knobs)
-        if knobs.kv_memory_fraction != self._kv_share:
-            self._kv_share = knobs.kv_memory_fraction
-            self._scheduler.resize_pool(self._backend.blocks_for(knobs.kv_memory_fraction))
-            self._resizing = True
+        self._scheduler.resize_pool(num_blocks)
+        self._kv_share, self._resizing = knobs.kv_memory_fraction, True
         return epoch
 
     @property
@@ -201,3 +205,7 @@ class Engine:
     def close_source(self) -> None:
         """No more requests will come: static batching stops waiting for a full batch."""
         self._scheduler.close_source()
+
+    def reopen_source(self) -> None:
+        """Requests may come again."""
+        self._scheduler.reopen_source()

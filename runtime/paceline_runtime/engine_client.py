@@ -27,6 +27,7 @@ from paceline_runtime.messages import (
     FromEngine,
     Heartbeat,
     KnobsApplied,
+    KnobsRefused,
     SequenceEnded,
     SetKnobs,
     StepOutput,
@@ -35,7 +36,7 @@ from paceline_runtime.messages import (
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
 from paceline_runtime.settings import EngineSettings
 
-__all__ = ["EngineCannotStart", "EngineClient", "EngineListener", "EngineNotReady", "EngineState"]
+__all__ = ["EngineCannotStart", "EngineClient", "EngineListener", "EngineNotReady", "EngineState", "KnobsNotTaken"]
 
 MAX_DEATHS_WHILE_LOADING = 3  # then the process ends, so that the kubelet's back-off and the pod's status take over
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
@@ -47,6 +48,10 @@ class EngineCannotStart(PacelineError):
 
 class EngineNotReady(PacelineError):
     """The engine is loading or restarting: come back later."""
+
+
+class KnobsNotTaken(PacelineError):
+    """The knobs are valid, but this engine can't run under them; the ones before are in force."""
 
 
 class EngineState(StrEnum):
@@ -91,6 +96,7 @@ class EngineClient:
         self._live: dict[int, LiveSequence] = {}
         self._heard = time.monotonic()
         self._stalled = 0.0
+        self._refusal: KnobsRefused | None = None
         self._applied = asyncio.Condition()
         self.state = EngineState.LOADING
         self.ready: EngineReady | None = None
@@ -134,12 +140,14 @@ class EngineClient:
             self._link.send(SetKnobs(change.revision, knobs_to_wire(change.knobs)))
 
     async def wait_applied(self, revision: int, seconds: float) -> None:
-        """Return when the engine has taken the knobs of `revision`, or after `seconds`."""
+        """Return when the engine has taken the knobs of `revision`, or after `seconds`. Raises `KnobsNotTaken`."""
         try:
             async with asyncio.timeout(seconds), self._applied:
                 await self._applied.wait_for(lambda: self._knobs.applied_revision >= revision)
         except TimeoutError:
             return
+        if self._refusal is not None and self._refusal.revision == revision:
+            raise KnobsNotTaken(self._refusal.message)
 
     def hung(self, timeout: float) -> bool:
         """True if one step takes longer than `timeout`, or the engine process has been silent for so long."""
@@ -203,6 +211,8 @@ class EngineClient:
             self._stalled, self.step_model = message.stalled, message.step_model
         elif isinstance(message, KnobsApplied):
             await self._confirm(message.revision, message.epoch, message.num_blocks)
+        elif isinstance(message, KnobsRefused):
+            await self._refuse(message)
         elif isinstance(message, EngineReady):
             await self._become_ready(message)
         elif isinstance(message, EngineFailed):
@@ -227,6 +237,13 @@ class EngineClient:
         await self._confirm(self._started_with, ready.epoch, ready.num_blocks)
         if self._knobs.revision != self._started_with:  # changed while it was loading
             self.set_knobs(KnobChange(self._knobs.revision, self._knobs.target))
+
+    async def _refuse(self, refusal: KnobsRefused) -> None:
+        log_event("knobs_refused", revision=refusal.revision, reason=refusal.message)
+        self._refusal = refusal
+        self._knobs.refused(refusal.revision)
+        async with self._applied:
+            self._applied.notify_all()
 
     async def _confirm(self, revision: int, epoch: int, num_blocks: int) -> None:
         assert self.ready is not None, "knobs are applied by an engine that is ready"

@@ -32,6 +32,7 @@ from paceline_runtime.messages import (
     EngineReady,
     Heartbeat,
     KnobsApplied,
+    KnobsRefused,
     SequenceEnded,
     SetKnobs,
     StepOutput,
@@ -102,7 +103,14 @@ class EngineLoop:
         elif isinstance(message, AbortSequence):
             self.engine.abort(message.seq_id, message.reason)
         else:
+            self._set_knobs(message)
+
+    def _set_knobs(self, message: SetKnobs) -> None:
+        try:
             self._epoch = self.engine.set_knobs(knobs_from_wire(message.knobs))
+        except PacelineError as error:
+            self._outbox.send(encode(KnobsRefused(message.revision, str(error))))
+        else:
             self._acks.append(message)
 
     def _add(self, message: AddSequence) -> None:

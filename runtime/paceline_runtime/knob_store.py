@@ -73,6 +73,14 @@ class KnobStore:
         if revision == self.revision:
             self._running = self._target
 
+    def refused(self, revision: int) -> None:
+        """The engine can't run under the knobs of `revision`: what was asked for before counts again, as a new revision."""
+        if revision != self.revision or not self._history:
+            return
+        self._aim(self._history.pop())
+        self.applied_revision = self.revision
+        self._running = self._target
+
     def document(self, instance: str) -> KnobsDocument:
         """Return values in force and, per knob, how far a change has come."""
         status = {spec.name: self._status(spec) for spec in KNOBS}

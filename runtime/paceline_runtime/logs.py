@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["LOG_FORMATS", "log_event", "set_up_logging"]
 
 LOG_FORMATS = ("text", "json")
-_LOGGER = logging.getLogger("paceline.runtime")
+_LOGGER = logging.getLogger("paceline_runtime")  # the parent of every module's own
 
 
 def set_up_logging(style: str, process: str) -> None:

@@ -2,7 +2,7 @@
 
 ```
 API → engine   AddSequence  AbortSequence  SetKnobs
-engine → API   EngineReady  EngineFailed  StepOutput  KnobsApplied  Heartbeat
+engine → API   EngineReady  EngineFailed  StepOutput  KnobsApplied  KnobsRefused  Heartbeat
 ```
 Every `AddSequence` is answered by exactly one `SequenceEnded` (inside a `StepOutput`), or by the death of the engine
 process, which the API process sees. Times are `time.monotonic()`, which both processes share.
@@ -26,6 +26,7 @@ __all__ = [
     "FromEngine",
     "Heartbeat",
     "KnobsApplied",
+    "KnobsRefused",
     "SequenceEnded",
     "SetKnobs",
     "StepOutput",
@@ -130,6 +131,13 @@ class KnobsApplied(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blocks: int
 
 
+class KnobsRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine can't run under the knobs of `revision` (no memory for such a pool); the ones before stay in force."""
+
+    revision: int
+    message: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Sent by the watchdog thread of the engine process. `stalled` counts seconds without a step while work is pending."""
 
@@ -138,7 +146,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     step_model: StepModelDocument | None = None
 
 
-FromEngine = EngineReady | EngineFailed | StepOutput | KnobsApplied | Heartbeat
+FromEngine = EngineReady | EngineFailed | StepOutput | KnobsApplied | KnobsRefused | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -35,6 +35,7 @@ class EngineSettings:
     revision: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    load_format: str = "auto"
     quantization: str | None = None
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
