@@ -15,7 +15,7 @@ from typing import Any
 from paceline_operator.errors import Problem
 from paceline_operator.kinds import Kind, Problems, Schema
 
-__all__ = ["Item", "Record", "camel", "item", "record", "table", "unknown_fields"]
+__all__ = ["Item", "Record", "camel", "item", "record", "table", "unknown_fields", "wire_form"]
 
 _KEY = "paceline"
 
@@ -104,3 +104,9 @@ def record(cls: type[Any], *rules: tuple[str, str]) -> Record:
 def table(fields: Mapping[str, Item], *rules: tuple[str, str]) -> Record:
     """Return a Record that parses to a plain dict of the fields that were given."""
     return Record(fields, dict, rules)
+
+
+def wire_form(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance that are set, under their manifest names."""
+    values = ((camel(field.name), getattr(record, field.name)) for field in dataclasses.fields(record))
+    return {name: value for name, value in values if value is not None}

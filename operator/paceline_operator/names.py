@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 from typing import Any
 
 __all__ = [
+    "ADMIN_STAMP",
     "APPLIED",
     "FIELD_MANAGER",
     "GROUP",
@@ -18,6 +20,7 @@ __all__ = [
     "SERVICE_LABEL",
     "SHORT_NAME",
     "VERSION",
+    "admin_token",
     "base_name",
     "digest",
     "labels",
@@ -34,6 +37,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = "paceline.io/service"
 # what was applied: lets a restarted operator, and one that removes a field, see whether an object is up to date
 APPLIED = "paceline.io/applied"
+# on the Deployment: hash of the Secret that was applied before it, because Secrets themselves are never read
+ADMIN_STAMP = "paceline.io/admin-secret"
 RESTART_HASH = "paceline.io/restart-knobs"
 _LONGEST = 63  # of a Service's name and of a label's value
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -71,3 +76,11 @@ def digest(data: Any, length: int = 16) -> str:
     """Return a stable hash of JSON-ready data."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def admin_token(key: bytes, uid: str, salt: str = "") -> str:
+    """Return the token of a service's admin ports: derived, so that the operator never has to read a Secret.
+
+    A service that is deleted and made again has another uid and so another token; another salt rotates it.
+    """
+    return hmac.new(key, f"paceline-admin/{uid}/{salt}".encode(), hashlib.sha256).hexdigest()

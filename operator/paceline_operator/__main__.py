@@ -1,0 +1,66 @@
+"""`paceline-operator`: runs the operator until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+
+import kopf
+
+from paceline_core.main import run_command
+from paceline_operator.admin_client import AdminClient
+from paceline_operator.cluster import Cluster, load_configuration
+from paceline_operator.controller import Controller
+from paceline_operator.errors import SettingsError
+from paceline_operator.handlers import make_registry, make_settings
+from paceline_operator.metrics import Metrics, serve
+from paceline_operator.settings import Settings, load_settings, settings_help
+
+__all__ = ["main"]
+
+_DESCRIPTION = "Turn InferenceServices into batching pods. Talks to the API server that KUBECONFIG or the pod names."
+
+
+def main() -> None:
+    """Run the operator; what keeps it from starting is one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(
+        prog="paceline-operator",
+        description=_DESCRIPTION,
+        epilog="environment:\n" + settings_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    sys.exit(run_command(_run, errors=()))
+
+
+def _run() -> None:
+    settings = load_settings(os.environ)
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("kopf.objects", "urllib3"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    metrics = Metrics()
+    cluster = Cluster(load_configuration(), metrics, threads=settings.workers)
+    try:
+        serve(metrics, settings)
+    except OSError as error:
+        raise SettingsError(f"PACELINE_METRICS_PORT={settings.metrics_port} can't be used: {error.strerror}") from error
+    asyncio.run(_operate(settings, cluster, metrics))
+
+
+async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
+    admin = AdminClient(timeout=settings.admin_timeout, concurrency=settings.admin_concurrency)
+    controller = Controller(settings, cluster, admin, metrics)
+    await kopf.operator(
+        registry=make_registry(controller),
+        settings=make_settings(),
+        namespaces=settings.watch_namespaces,
+        clusterwide=not settings.watch_namespaces,
+        standalone=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

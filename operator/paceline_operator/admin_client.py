@@ -1,0 +1,87 @@
+"""Calls to the admin port of one pod: read the knobs, change them. Bounded in time and size, never through a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from paceline_core.errors import FormatError
+from paceline_core.wire import KnobsDocument, KnobsPatch, from_json, to_json
+from paceline_operator.errors import AdminError
+from paceline_operator.pod import ADMIN_PORT
+
+__all__ = ["AdminClient"]
+
+_MOST_BYTES = 1 << 20  # a knobs document has about 1 kB
+
+
+class AdminClient:
+    """Talks to `http://POD_IP:9000/admin/knobs` with the service's derived token. Raises `AdminError`."""
+
+    def __init__(self, *, timeout: float, concurrency: int, port: int = ADMIN_PORT) -> None:
+        self._port = port
+        self._slots = asyncio.Semaphore(concurrency)
+        # a pod's address may be anybody's a moment later: no redirects, no cookies, no proxies, no kept connections
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=timeout),
+            connector=aiohttp.TCPConnector(force_close=True, limit=concurrency),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._session.close()
+
+    async def knobs(self, address: str, token: str) -> KnobsDocument:
+        """Return the pod's knobs."""
+        return await self._call("GET", address, token)
+
+    async def patch_knobs(self, address: str, token: str, knobs: Mapping[str, Any], revision: int) -> KnobsDocument:
+        """Change `knobs` (wire form) unless the pod has left `revision` behind; return what is in force then."""
+        return await self._call("PATCH", address, token, to_json(KnobsPatch(knobs)), {"If-Match": f'"{revision}"'})
+
+    async def _call(
+        self, verb: str, address: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> KnobsDocument:
+        host = f"[{address}]" if ":" in address else address
+        url = f"http://{host}:{self._port}/admin/knobs"
+        authorised = {"Authorization": f"Bearer {token}", **(headers or {})}
+        try:
+            async with (
+                self._slots,
+                self._session.request(verb, url, json=body, headers=authorised, allow_redirects=False) as response,
+            ):
+                text = await response.content.read(_MOST_BYTES)
+        except TimeoutError:
+            raise AdminError(0, f"{address}:{self._port} doesn't answer") from None
+        except aiohttp.ClientError as error:
+            raise AdminError(0, f"{address}:{self._port}: {error}") from None
+        return _document(response.status, text, address)
+
+
+def _document(status: int, text: bytes, address: str) -> KnobsDocument:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if status != 200:
+        raise AdminError(status, f"{address}: HTTP {status}: {_complaint(data, text)}")
+    try:
+        return from_json(KnobsDocument, data)
+    except FormatError as error:
+        raise AdminError(status, f"{address}: {error}") from None
+
+
+def _complaint(data: Any, text: bytes) -> str:
+    """Return the pod's own words: OpenAI's error shape, a plain `detail` or `message`, else the start of the body."""
+    if isinstance(data, Mapping):
+        error = data.get("error", data)
+        for name in ("message", "detail"):
+            if isinstance(error, Mapping) and error.get(name):
+                return str(error[name])
+    return text[:200].decode(errors="replace")

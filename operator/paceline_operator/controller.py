@@ -1,0 +1,162 @@
+"""The operator's loop: keys come from watches, workers make passes over services, and pods' knobs follow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from paceline_operator.admin_client import AdminClient
+from paceline_operator.cluster import KINDS, Cluster
+from paceline_operator.errors import ApiRefused, ApiUnavailable
+from paceline_operator.knob_sync import KnobState, KnobSync, PodKnobs, Target
+from paceline_operator.metrics import Metrics
+from paceline_operator.names import KIND
+from paceline_operator.pods import instances
+from paceline_operator.reconcile import Reconciler
+from paceline_operator.settings import Settings
+from paceline_operator.store import Key, Store
+from paceline_operator.workqueue import WorkQueue
+
+__all__ = ["Controller"]
+
+logger = logging.getLogger(__name__)
+_PENDING = 1.0  # seconds until a pod that has accepted or is starting is asked again
+_RELIST = 600.0  # seconds between lists when nothing hints at a gap in the watches
+_DEBOUNCE = 1.0  # seconds that a hint waits for its siblings: a gap hits all watches at once
+_STEADY = {KnobState.SYNCED, KnobState.NEEDS_RESTART}
+
+
+class Controller:
+    """Holds the store and the queues; `observe` feeds it, `start` and `stop` frame it."""
+
+    def __init__(self, settings: Settings, cluster: Cluster, admin: AdminClient, metrics: Metrics) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._admin = admin
+        self._metrics = metrics
+        self._store = Store()
+        self._reconciler = Reconciler(settings, cluster, self._store, metrics, time.monotonic)
+        self._sync = KnobSync(admin, metrics)
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._knob_queue: WorkQueue[Key] = WorkQueue()
+        self._targets: dict[Key, Target] = {}
+        self._knobs: dict[Key, dict[str, PodKnobs]] = {}
+        self._verify: set[Key] = set()
+        self._gap = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def observe(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Take one watch event (`type`, `object`) and queue a look at the service that it is about."""
+        item = event["object"]
+        key = self._store.remove(kind, item) if event["type"] == "DELETED" else self._store.put(kind, item)
+        if event["type"] is None:
+            self._gap.set()  # the watch had to list again: deletions in between were not told
+        if key is not None:
+            self._queue.add(key)
+
+    async def start(self) -> None:
+        """List everything, then start the workers: what exists must be known before something seems to be missing."""
+        while not await self._relist():  # noqa: ASYNC110  polls a server, not a flag of ours
+            await asyncio.sleep(_PENDING)
+        jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
+        jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
+        self._tasks = [asyncio.create_task(job) for job in [*jobs, self._watch_gaps(), self._verify_periodically()]]
+
+    async def stop(self) -> None:
+        """Stop the workers; a pass that is cut short is made again by the next operator."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._queue.close()
+        self._knob_queue.close()
+        await self._admin.close()
+        self._cluster.close()
+
+    async def _work(self, queue: WorkQueue[Key], job: Callable[[Key], Awaitable[bool]]) -> None:
+        while True:
+            key = await queue.get()
+            try:
+                if await job(key):
+                    queue.succeed(key)
+                else:
+                    queue.retry(key)
+            except ApiUnavailable as error:
+                logger.warning("%s/%s: %s; tried again in %.1f s", *key, error, queue.retry(key))
+                self._metrics.reconciles.labels("unavailable").inc()
+            except Exception:  # a bug with one service must not stop the others
+                logger.exception("%s/%s: the pass failed", *key)
+                self._metrics.reconciles.labels("error").inc()
+                queue.retry(key)
+            finally:
+                queue.done(key)
+
+    async def _reconcile(self, key: Key) -> bool:
+        """Make one pass; return False to have it tried again soon."""
+        self._metrics.queue_length.set(len(self._queue))
+        self._metrics.services.set(self._store.count(KIND))
+        with self._metrics.reconcile_seconds.time():
+            result = await self._reconciler.reconcile(key, self._knobs.get(key, {}))
+        self._metrics.reconciles.labels("refused" if result.retry else "done").inc()
+        if self._store.service(key) is None:
+            for known in (self._targets, self._knobs):
+                known.pop(key, None)
+        elif result.target is not None:
+            self._targets[key] = result.target
+            self._knob_queue.add(key)
+        return not result.retry
+
+    async def _sync_knobs(self, key: Key) -> bool:
+        """Bring the pods' knobs up to date; return False if a pod has to be asked again after a growing delay."""
+        target = self._targets.get(key)
+        if target is None:
+            return True
+        verify = key in self._verify
+        self._verify.discard(key)
+        known = self._knobs.get(key, {})
+        fresh = await self._sync.sync(target, instances(self._store.all(key, "Pod")), known, verify=verify)
+        if fresh != known and key in self._targets:
+            self._knobs[key] = fresh
+            self._queue.add(key)
+        states = {pod.state for pod in fresh.values()}
+        if KnobState.PENDING in states:
+            self._knob_queue.add_later(key, _PENDING)
+        return states <= _STEADY | {KnobState.PENDING}
+
+    async def _watch_gaps(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._gap.wait(), _RELIST)
+                await asyncio.sleep(_DEBOUNCE)
+            except TimeoutError:
+                pass
+            self._gap.clear()
+            if not await self._relist():
+                self._gap.set()
+
+    async def _relist(self) -> bool:
+        """Make the store what the API server has now; return False if that didn't work."""
+        try:
+            await self._cluster.discover()
+            for namespace in self._settings.watch_namespaces or (None,):
+                for kind in (KIND, *KINDS):
+                    await self._relist_kind(kind, namespace)
+        except (ApiUnavailable, ApiRefused) as error:
+            logger.warning("the objects couldn't be listed: %s", error)
+            return False
+        return True
+
+    async def _relist_kind(self, kind: str, namespace: str | None) -> None:
+        listing = self._cluster.services(namespace) if kind == KIND else self._cluster.children(kind, namespace)
+        for key in self._store.replace(kind, await listing, namespace):
+            self._queue.add(key)
+
+    async def _verify_periodically(self) -> None:
+        """Ask all pods for their knobs now and then: somebody may have changed them behind our back."""
+        while True:
+            await asyncio.sleep(self._settings.resync_interval)
+            for key in list(self._targets):
+                self._verify.add(key)
+                self._knob_queue.add(key)

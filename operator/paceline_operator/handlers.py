@@ -1,0 +1,96 @@
+"""What kopf calls: watch events of services and of their children, each handed on in a line or two.
+
+Only event handlers, on purpose: they need no finalizer and write nothing to the objects, so deletion never waits for the
+operator and a steady service is never patched. Ordering, retries and progress are the controller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+from kubernetes import client
+
+from paceline_operator.cluster import load_configuration
+from paceline_operator.controller import Controller
+from paceline_operator.names import GROUP, KIND, PLURAL, SERVICE_LABEL, VERSION
+
+__all__ = ["make_registry", "make_settings"]
+
+# (group, plural) → kind of what is watched by our label
+_CHILDREN = {
+    ("apps", "deployments"): "Deployment",
+    ("", "services"): "Service",
+    ("", "configmaps"): "ConfigMap",
+    ("", "serviceaccounts"): "ServiceAccount",
+    ("", "pods"): "Pod",
+    ("policy", "poddisruptionbudgets"): "PodDisruptionBudget",
+}
+
+
+class _Patience:
+    """Delays between attempts to reach the API server: growing, then the same for ever. It may be away for hours."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from (0.2, 0.5, 1.0, 2.0)
+        while True:
+            yield 5.0
+
+
+def make_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: label selectors on the server's side, patience, no peering, no events of its own."""
+    settings = kopf.OperatorSettings()
+    settings.networking.error_backoffs = _Patience()
+    settings.networking.connect_timeout = 5.0
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    settings.process.ultimate_exiting_timeout = 15.0
+    for group, plural in _CHILDREN:
+        settings.watching.label_selectors[group, plural] = SERVICE_LABEL
+    return settings
+
+
+def make_registry(controller: Controller) -> kopf.OperatorRegistry:
+    """Return the handlers, bound to `controller`."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return _connection(load_configuration())
+
+    @kopf.on.startup(registry=registry)
+    async def startup(**_: Any) -> None:
+        await controller.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def cleanup(**_: Any) -> None:
+        await controller.stop()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def service_event(event: Any, **_: Any) -> None:
+        controller.observe(KIND, event)
+
+    for (group, plural), kind in _CHILDREN.items():
+
+        @kopf.on.event(group, plural, registry=registry, param=kind, id=f"{plural}-event")
+        async def child_event(event: Any, param: Any = None, **_: Any) -> None:
+            controller.observe(param, event)
+
+    return registry
+
+
+def _connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
+    """Return the official client's credentials in kopf's form, so that both talk to the same server as the same user."""
+    scheme, _, token = (configuration.get_api_key_with_prefix("BearerToken") or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

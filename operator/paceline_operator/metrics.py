@@ -1,0 +1,46 @@
+"""The operator's own metrics, in a registry of their own so that tests and embedders see nothing else."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from paceline_operator.settings import Settings
+
+__all__ = ["Metrics", "serve"]
+
+_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """Counters of what the operator did. Labels are bounded: verbs, codes, kinds and outcomes, never names."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.reconciles = Counter(
+            "paceline_operator_reconciles", "Passes over one service, by outcome.", ["outcome"], registry=registry
+        )
+        self.reconcile_seconds = Histogram(
+            "paceline_operator_reconcile_seconds", "Duration of one pass.", buckets=_BUCKETS, registry=registry
+        )
+        self.queue_length = Gauge("paceline_operator_queue_length", "Services that wait for a pass.", registry=registry)
+        self.services = Gauge("paceline_operator_services", "InferenceServices known.", registry=registry)
+        self.api_calls = Counter(
+            "paceline_operator_api_calls", "Calls to the API server, by verb, kind and code.", ["verb", "kind", "code"],
+            registry=registry,
+        )  # fmt: skip
+        self.drift_corrected = Counter(
+            "paceline_operator_drift_corrected",
+            "Children that others had changed, by kind.",
+            ["kind"],
+            registry=registry,
+        )
+        self.knob_patches = Counter(
+            "paceline_operator_knob_patches", "Knob changes sent to pods, by outcome.", ["outcome"], registry=registry
+        )
+
+
+def serve(metrics: Metrics, settings: Settings) -> None:
+    """Serve `/metrics` on the port of the settings from a daemon thread; port 0 serves nothing. Raises `OSError`."""
+    if settings.metrics_port:
+        start_http_server(settings.metrics_port, settings.metrics_host, registry=metrics.registry)

@@ -1,0 +1,155 @@
+"""The operator's settings: environment variables, checked at start, failing with one line that names the variable."""
+# ruff: noqa: RUF009  `_variable` returns a dataclass field; ruff knows only `field` itself
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from paceline_operator.errors import SettingsError
+
+__all__ = ["Settings", "TemplatePolicy", "load_settings", "settings_help"]
+
+_SHORTEST_KEY = 32  # bytes: as long as the HMAC-SHA256 output, so that the key isn't the weakest part
+
+
+class TemplatePolicy(StrEnum):
+    """How much of a pod template a spec may overlay."""
+
+    NONE = "none"  # spec.template is refused
+    RESTRICTED = "restricted"  # nothing that reaches beyond the pod: host paths, namespaces, ports, service accounts
+    ANY = "any"  # everything that the operator's own rights allow: for clusters with one tenant, and for tests
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part for part in re.split(r"[,\s]+", text) if part)
+
+
+def _template_policy(text: str) -> TemplatePolicy:
+    return TemplatePolicy({"true": "any", "false": "none"}.get(text.lower(), text.lower()))
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65_535:
+        raise ValueError(text)
+    return port
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number <= 86_400:
+        raise ValueError(text)
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 1024:
+        raise ValueError(text)
+    return number
+
+
+def _level(text: str) -> str:
+    if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError(text)
+    return text.upper()
+
+
+def _variable(name: str, parse: Callable[[str], Any], default: Any, description: str, allowed: str = "") -> Any:
+    metadata = {"variable": name, "parse": parse, "description": description, "allowed": allowed}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the operator is told by its environment. Everything that a spec could abuse is off unless it is allowed here."""
+
+    runtime_image: str = _variable("PACELINE_RUNTIME_IMAGE", str, "", "image of the pods' runtime container (required)")
+    operator_key: bytes = field(default=b"", repr=False)
+    watch_namespaces: tuple[str, ...] = _variable(
+        "PACELINE_WATCH_NAMESPACES", _words, (), "namespaces to serve, separated by commas; empty: all"
+    )
+    allowed_model_schemes: tuple[str, ...] = _variable(
+        "PACELINE_ALLOWED_MODEL_SCHEMES", _words, ("hf", "pkg", "pvc"), "schemes that spec.model.uri may have"
+    )
+    allowed_images: tuple[str, ...] = _variable(
+        "PACELINE_ALLOWED_IMAGES", _words, (), "patterns (with *) of images that a spec may name besides the runtime image"
+    )
+    template_policy: TemplatePolicy = _variable(
+        "PACELINE_ALLOW_TEMPLATE",
+        _template_policy,
+        TemplatePolicy.NONE,
+        "what spec.template may overlay",
+        "none (default, also false), restricted or any (also true)",
+    )
+    allowed_service_accounts: tuple[str, ...] = _variable(
+        "PACELINE_ALLOWED_SERVICE_ACCOUNTS", _words, (), "service accounts that a restricted spec.template may name"
+    )
+    admin_timeout: float = _variable(
+        "PACELINE_ADMIN_TIMEOUT", _positive, 5.0, "seconds for one call to a pod's admin port", "0 < seconds ≤ 86400"
+    )
+    admin_concurrency: int = _variable(
+        "PACELINE_ADMIN_CONCURRENCY", _count, 32, "calls to admin ports at once", "a whole number from 1 to 1024"
+    )
+    workers: int = _variable("PACELINE_WORKERS", _count, 8, "services reconciled at once", "a whole number from 1 to 1024")
+    resync_interval: float = _variable(
+        "PACELINE_RESYNC_INTERVAL", _positive, 60.0, "seconds between passes over all services", "0 < seconds ≤ 86400"
+    )
+    metrics_port: int = _variable("PACELINE_METRICS_PORT", _port, 0, "port of /metrics; 0: none", "a port, or 0")
+    metrics_host: str = _variable("PACELINE_METRICS_HOST", str, "0.0.0.0", "address of /metrics")  # noqa: S104  a pod's own
+    log_level: str = _variable("PACELINE_LOG_LEVEL", _level, "INFO", "how much is logged", "DEBUG, INFO, WARNING or ERROR")
+
+
+_KEY_HELP = f"at least {_SHORTEST_KEY} bytes that admin tokens are derived from (this or the file is required)"
+
+
+def load_settings(environment: Mapping[str, str]) -> Settings:
+    """Return the settings that `environment` states. Raises `SettingsError` about the first variable that can't be used."""
+    values = {}
+    for name, definition in Settings.__dataclass_fields__.items():
+        text = environment.get(definition.metadata.get("variable", ""), "").strip()
+        if text:
+            values[name] = _parsed(definition.metadata, text)
+    settings = Settings(**values, operator_key=_operator_key(environment))
+    if not settings.runtime_image:
+        raise SettingsError(
+            "PACELINE_RUNTIME_IMAGE is not set: name the image of the runtime, as in registry/paceline-runtime:1.0"
+        )
+    return settings
+
+
+def settings_help() -> str:
+    """Return one line per variable, for `--help`."""
+    rows = [("PACELINE_OPERATOR_KEY", _KEY_HELP), ("PACELINE_OPERATOR_KEY_FILE", "file that holds the key")]
+    for definition in Settings.__dataclass_fields__.values():
+        if variable := definition.metadata.get("variable"):
+            allowed = definition.metadata["allowed"]
+            rows.append((variable, definition.metadata["description"] + (f": {allowed}" if allowed else "")))
+    return "\n".join(f"  {name:<34} {text}" for name, text in rows)
+
+
+def _parsed(metadata: Mapping[str, Any], text: str) -> Any:
+    try:
+        return metadata["parse"](text)
+    except ValueError:
+        raise SettingsError(f"{metadata['variable']}={text!r} can't be used: give {metadata['allowed']}") from None
+
+
+def _operator_key(environment: Mapping[str, str]) -> bytes:
+    key = environment.get("PACELINE_OPERATOR_KEY", "").encode()
+    if path := environment.get("PACELINE_OPERATOR_KEY_FILE", ""):
+        try:
+            key = Path(path).read_bytes().strip()
+        except OSError as error:
+            raise SettingsError(f"PACELINE_OPERATOR_KEY_FILE={path!r} can't be read: {error.strerror}") from None
+    if len(key) < _SHORTEST_KEY:
+        have = "is not set" if not key else f"has {len(key)} bytes"
+        raise SettingsError(
+            f"the operator key {have}: set PACELINE_OPERATOR_KEY to {_KEY_HELP.split(' that', maxsplit=1)[0]}"
+        )
+    return key

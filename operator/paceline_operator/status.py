@@ -1,0 +1,121 @@
+"""The status of an InferenceService from what was observed: pure, and the same for the same observations.
+
+Nothing in it changes while nothing happens, so a steady service is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_core.knobs import KNOBS, knobs_to_wire
+from paceline_operator.conditions import Condition, conditions_of
+from paceline_operator.knob_sync import PodKnobs
+from paceline_operator.names import selector
+from paceline_operator.render import service_url
+from paceline_operator.spec import InferenceService
+
+__all__ = ["Observation", "merge_patch", "status_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything that the status is made of.
+
+    `service` is None if the spec can't be used; `spec_error` says why then. `failure` is a child that can't be applied:
+    a reason in one word and a message. `knobs` is the knob state by pod name. `now` is an RFC 3339 time.
+    """
+
+    body: Mapping[str, Any]
+    service: InferenceService | None
+    now: str
+    spec_error: str = ""
+    failure: tuple[str, str] | None = None
+    deployment: Mapping[str, Any] | None = None
+    pods: Sequence[Mapping[str, Any]] = ()
+    knobs: Mapping[str, PodKnobs] = field(default_factory=dict)
+
+
+def status_of(seen: Observation) -> dict[str, Any]:
+    """Return the whole status."""
+    meta, old = seen.body["metadata"], seen.body.get("status") or {}
+    generation = int(meta.get("generation", 0))
+    deployed = (seen.deployment or {}).get("status") or {}
+    found = conditions_of(
+        seen.service, seen.spec_error, seen.failure, deployment=seen.deployment, pods=seen.pods, knobs=seen.knobs
+    )
+    status: dict[str, Any] = {
+        "observedGeneration": generation,
+        "replicas": int(deployed.get("replicas") or 0),
+        "readyReplicas": int(deployed.get("readyReplicas") or 0),
+        "selector": ",".join(f"{key}={value}" for key, value in sorted(selector(meta["name"]).items())),
+        "conditions": [_dated(condition, old, generation, seen.now) for condition in found],
+        "pods": {name: _pod(state) for name, state in sorted(seen.knobs.items())},
+    }
+    return status | (_of_spec(seen.service) if seen.service else _kept(old))
+
+
+def _of_spec(service: InferenceService) -> dict[str, Any]:
+    return {
+        "strategy": service.knobs.strategy.value,
+        "model": service.model_name,
+        "slo": _slo_text(service),
+        "tuning": service.tuning.mode,
+        "url": service_url(service),
+        "effective": effective(service),
+    }
+
+
+def _kept(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the last usable spec left: with a broken edit the pods keep running under it."""
+    return {name: old[name] for name in ("strategy", "model", "slo", "tuning", "url", "effective") if name in old}
+
+
+def effective(service: InferenceService) -> dict[str, dict[str, Any]]:
+    """Return every knob's value and origin; objectives that nobody stated are left out (there is no null in a status)."""
+    wire = knobs_to_wire(service.knobs)
+    rows = {}
+    for spec in KNOBS:
+        if wire[spec.name] is not None:
+            origin = "spec" if spec.name in service.given else "default"
+            rows[spec.name] = {"value": wire[spec.name], "origin": origin}
+    return rows
+
+
+def _slo_text(service: InferenceService) -> str:
+    slo = service.slo
+    parts = [f"{name} {value}" for name, value in (("ttft", slo.ttft), ("tpot", slo.tpot)) if value]
+    return f"{', '.join(parts)} p{slo.percentile}" if parts else "none"
+
+
+def _pod(knobs: PodKnobs) -> dict[str, Any]:
+    figures = {"revision": knobs.revision, "epoch": knobs.epoch}
+    return {"state": knobs.state.value} | {name: value for name, value in figures.items() if value is not None}
+
+
+def _dated(condition: Condition, old: Mapping[str, Any], generation: int, now: str) -> dict[str, Any]:
+    """Return a condition's data; its time changes only with its status."""
+    known = next((c for c in old.get("conditions") or [] if c.get("type") == condition.type), None)
+    same = known is not None and known.get("status") == condition.status
+    return {
+        "type": condition.type,
+        "status": condition.status,
+        "reason": condition.reason,
+        "message": condition.message,
+        "observedGeneration": generation,
+        "lastTransitionTime": known["lastTransitionTime"] if same and known and known.get("lastTransitionTime") else now,
+    }
+
+
+def merge_patch(old: Any, new: Any) -> dict[str, Any]:
+    """Return the JSON merge patch that turns the object `old` into `new`: empty if they are equal."""
+    old = old if isinstance(old, Mapping) else {}
+    patch: dict[str, Any] = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        if isinstance(value, Mapping) and isinstance(old.get(key), Mapping):
+            if inner := merge_patch(old[key], value):
+                patch[key] = inner
+        elif key not in old or old[key] != value:
+            patch[key] = value
+    return patch

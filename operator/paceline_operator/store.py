@@ -1,0 +1,102 @@
+"""What the operator last saw of the services and their children, fed by watches and mended by periodic lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from paceline_operator.names import KIND, SERVICE_LABEL, base_name
+
+__all__ = ["Key", "Store", "key_of"]
+
+Object = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """A service: its namespace and the name of its children (`names.base_name`)."""
+
+    namespace: str
+    base: str
+
+
+def key_of(kind: str, item: Mapping[str, Any]) -> Key | None:
+    """Return the service that an object is or belongs to; None if it carries no label of ours."""
+    meta = item["metadata"]
+    base = base_name(meta["name"]) if kind == KIND else (meta.get("labels") or {}).get(SERVICE_LABEL)
+    return Key(meta["namespace"], base) if base else None
+
+
+class Store:
+    """Objects by service. An older version of an object never replaces a newer one."""
+
+    def __init__(self) -> None:
+        self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._objects))
+
+    def put(self, kind: str, item: Mapping[str, Any]) -> Key | None:
+        """Keep an object (without its managedFields, which are its bulk); return the service it belongs to."""
+        key = key_of(kind, item)
+        if key is None:
+            return None
+        objects = self._objects.setdefault(key, {})
+        known = objects.get((kind, item["metadata"]["name"]))
+        if known is None or not _is_older(item, known):
+            meta = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
+            objects[kind, meta["name"]] = {"kind": kind, **item, "metadata": meta}
+        return key
+
+    def remove(self, kind: str, item: Mapping[str, Any]) -> Key | None:
+        """Forget a deleted object; return the service it belonged to."""
+        key = key_of(kind, item)
+        if key is None or key not in self._objects:
+            return key
+        name = item["metadata"]["name"]
+        known = self._objects[key].get((kind, name))
+        if known is not None and known["metadata"]["uid"] == item["metadata"]["uid"]:
+            del self._objects[key][kind, name]
+            if not self._objects[key]:
+                del self._objects[key]
+        return key
+
+    def replace(self, kind: str, items: Iterable[Mapping[str, Any]], namespace: str | None) -> set[Key]:
+        """Make the objects of one kind (None: of all namespaces) those of a fresh list; return which services differed."""
+        fresh = {(key, item["metadata"]["name"]): item for item in items if (key := key_of(kind, item))}
+        changed = set()
+        for key in self:
+            for known in self.all(key, kind) if namespace in (None, key.namespace) else []:
+                if (key, known["metadata"]["name"]) not in fresh:
+                    self.remove(kind, known)
+                    changed.add(key)
+        for (key, name), item in fresh.items():
+            live = self.get(key, kind, name)
+            if live is None or live["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+                self.put(kind, item)
+                changed.add(key)
+        return changed
+
+    def service(self, key: Key) -> Object | None:
+        """Return the InferenceService of `key`."""
+        found = self.all(key, KIND)
+        return found[0] if found else None
+
+    def get(self, key: Key, kind: str, name: str) -> Object | None:
+        """Return one child."""
+        return self._objects.get(key, {}).get((kind, name))
+
+    def all(self, key: Key, kind: str) -> list[Object]:
+        """Return all objects of a kind that belong to `key`, by name."""
+        objects = self._objects.get(key, {})
+        return [objects[found] for found in sorted(objects) if found[0] == kind]
+
+    def count(self, kind: str) -> int:
+        """Return how many objects of a kind are known."""
+        return sum(known == kind for objects in self._objects.values() for known, _ in objects)
+
+
+def _is_older(item: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    """Compare resource versions of one object (numbers on every API server); another uid is another object."""
+    old, new = known["metadata"], item["metadata"]
+    versions = (str(old.get("resourceVersion", "")), str(new.get("resourceVersion", "")))
+    return old.get("uid") == new.get("uid") and all(map(str.isdigit, versions)) and int(versions[1]) < int(versions[0])
