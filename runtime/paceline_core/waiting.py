@@ -69,7 +69,9 @@ class WaitingQueue:
         if best is None:
             return None
         oldest = self.oldest()
-        if oldest is None or oldest is best or self._since_patient < TURN or now < oldest.request.arrival + PATIENCE:
+        if oldest is None or oldest.request.seq_id >= best.request.seq_id:  # always so where the first come goes first
+            return best
+        if self._since_patient < TURN or now < oldest.request.arrival + PATIENCE:
             return best
         oldest.out_of_turn = True
         oldest.priority = min(oldest.priority, best.priority)  # also as a victim it counts as what it goes before

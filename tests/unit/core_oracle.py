@@ -137,15 +137,18 @@ class Driver:
 
     def rollback(self) -> None:
         """Undo the last change of knobs, if there was one."""
+        expected = self._knobs_before()
         try:
             epoch = self.scheduler.rollback_knobs()
         except PacelineError:
             return
-        self.epochs[epoch] = self._knobs_before()
+        self.epochs[epoch] = expected
 
     def _knobs_before(self) -> Knobs:
-        """What a rollback must bring back: the newest earlier setting that differs from the one in force."""
+        """What a rollback must bring back: a change that waits is dropped, else the newest earlier setting that differs."""
         in_force = [self.epochs[epoch] for epoch in self.applied]
+        if max(self.epochs) > self.applied[-1]:
+            return in_force[-1]
         return next((knobs for knobs in reversed(in_force) if knobs != in_force[-1]), in_force[-1])
 
     def abort(self, seq_id: int) -> bool:
