@@ -74,7 +74,7 @@ class AddressBook:
     def __init__(self, path: Path, network: IPv4Network, *, reserved: int = 16) -> None:
         self._path, self._network, self._reserved = path, network, reserved
         stored = read_json(path) or {}
-        self._taken = {owner: a for owner, a in stored.get("taken", {}).items() if IPv4Address(a) in network}
+        self._taken: dict[str, str] = {owner: a for owner, a in stored.get("taken", {}).items() if IPv4Address(a) in network}
         self._next = int(stored.get("next", 0))
 
     def allocate(self, owner: str) -> str:

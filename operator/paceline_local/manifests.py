@@ -96,10 +96,8 @@ def matches(selector: Manifest | None, labels: Manifest | None) -> bool:
     return bool(selector) and all(given.get(key) == value for key, value in (selector or {}).items())
 
 
-def merge_condition(
-    before: Manifest | None, after: Manifest, now: float, *, time_key: str = "lastTransitionTime"
-) -> Manifest:
+def merge_condition(before: Manifest | None, after: Manifest, now: float) -> Manifest:
     """Return `after` with its transition time: the old one where the status hasn't changed, else now."""
-    if before is not None and before.get("status") == after["status"] and before.get(time_key):
-        return after | {time_key: before[time_key]}
-    return after | {time_key: timestamp(now)}
+    same = before is not None and before.get("status") == after["status"]
+    since = before.get("lastTransitionTime") if before is not None and same else None
+    return after | {"lastTransitionTime": since or timestamp(now)}

@@ -234,7 +234,7 @@ class PodWorker:
         """Return how to start the container; volumes are brought up to date first."""
         objects = await self._objects()
         self._volumes.write(objects)
-        mounts = mounts_for(container, self._pod, self._volumes, {})
+        mounts = mounts_for(container, self._pod, self._volumes)
         sources = Sources(lambda name: _text(objects["configmaps", name]), lambda name: _text(objects["secrets", name]))
         env = render_environment(
             self._facts, container, sources, mounts, base_environment(self._place.pod_ip, self._node.state.home)

@@ -85,24 +85,25 @@ class Target:
         return self.ports[value]
 
 
-async def ask(session: aiohttp.ClientSession, handler: Manifest, target: Target, timeout: float) -> Answer:
+async def ask(session: aiohttp.ClientSession, handler: Manifest, target: Target, limit: float) -> Answer:
     """Carry out one probe (or lifecycle handler): httpGet, tcpSocket or exec. Never raises for a bad answer."""
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(limit):
             if "httpGet" in handler:
                 return await _http(session, handler["httpGet"], target)
             if "tcpSocket" in handler:
                 return await _tcp(handler["tcpSocket"], target)
             return await run_command(handler["exec"]["command"], target)
     except TimeoutError:
-        return Answer(False, f"no answer within {timeout:g} s")
+        return Answer(False, f"no answer within {limit:g} s")
     except (aiohttp.ClientError, OSError, LocalError, ValueError) as error:
         return Answer(False, str(error)[:_MAX_MESSAGE] or type(error).__name__)
 
 
 async def _http(session: aiohttp.ClientSession, action: Manifest, target: Target) -> Answer:
     scheme = (action.get("scheme") or "HTTP").lower()
-    url = f"{scheme}://{action.get('host') or target.host}:{target.port(action['port'])}/{(action.get('path') or '/').lstrip('/')}"
+    host, path = action.get("host") or target.host, (action.get("path") or "/").lstrip("/")
+    url = f"{scheme}://{host}:{target.port(action['port'])}/{path}"
     headers = {h["name"]: h["value"] for h in action.get("httpHeaders") or ()}
     async with session.get(url, headers={"User-Agent": "kube-probe/paceline"} | headers, ssl=False) as response:
         if 200 <= response.status < 400:

@@ -68,7 +68,7 @@ def unsupported(pod: Manifest) -> str | None:
         kinds = set(volume) - {"name"}
         if kinds and not kinds & SUPPORTED_VOLUMES:
             known = ", ".join(sorted(SUPPORTED_VOLUMES))
-            return f"volume {volume['name']!r} of type {sorted(kinds)[0]} isn't available locally: use one of {known}"
+            return f"volume {volume['name']!r} of type {min(kinds)} isn't available locally: use one of {known}"
     for container in pod["spec"]["containers"]:
         for kind in _PROBES:
             probe = container.get(kind)

@@ -77,7 +77,7 @@ class Services:
             if not service_ports(service):
                 continue
             try:
-                address = await self._address(service)
+                address: str | None = await self._address(service)
             except (ApiError, ApiUnavailable) as error:
                 log.warning("%s has no address yet: %s", key_of(service), error)
                 again = True

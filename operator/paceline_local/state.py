@@ -1,4 +1,4 @@
-"""Where everything of one local stack lies on disk, and how small JSON files are written there without ever being half there."""
+"""Where everything of one local stack lies on disk, and JSON files that are never there by half."""
 
 from __future__ import annotations
 

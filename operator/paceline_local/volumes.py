@@ -194,8 +194,8 @@ def _link_entries(folder: Path, names: set[str]) -> None:
             entry.unlink()
 
 
-def mounts_for(container: Manifest, pod: Manifest, volumes: PodVolumes, variables: Mapping[str, str]) -> Mounts:
-    """Return the container's mounts: where each mount path really is. `variables` serve `subPathExpr`."""
+def mounts_for(container: Manifest, pod: Manifest, volumes: PodVolumes) -> Mounts:
+    """Return the container's mounts: where each mount path really is."""
     by_name = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     paths: dict[str, str] = {}
     for mount in container.get("volumeMounts") or ():

@@ -1,0 +1,63 @@
+"""The lock that makes a stack's supervisor unique, and the end of everything that a killed one left running."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from paceline_local.errors import LocalError
+from paceline_local.processes import ProcessId, kill_all, marked
+from paceline_local.state import MARKER, StateDir
+
+__all__ = ["is_up", "lock_stack", "remove_leftovers"]
+
+_GRACE_S = 5.0
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def lock_stack(state: StateDir) -> Iterator[None]:
+    """Hold the stack's lock. Raises `LocalError` if another supervisor has it. The kernel drops it with its process."""
+    descriptor = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LocalError(f"a stack is already up in {state.home}") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_up(state: StateDir) -> bool:
+    """Whether a supervisor holds the stack's lock."""
+    if not state.lock.exists():
+        return False
+    try:
+        with lock_stack(state):
+            return False
+    except LocalError:
+        return True
+
+
+def remove_leftovers(state: StateDir) -> int:
+    """End every process of the stack (SIGTERM, then SIGKILL) and return how many there were."""
+    found = [process for process, _ in marked(MARKER, os.fspath(state.home))]
+    kill_all(found, signal.SIGTERM)
+    _wait(found)
+    kill_all(found, signal.SIGKILL)
+    _wait(found)
+    # a shell may have started another process between the look and the signal
+    late = [process for process, _ in marked(MARKER, os.fspath(state.home))]
+    kill_all(late, signal.SIGKILL)
+    return len(found)
+
+
+def _wait(processes: list[ProcessId]) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    while any(process.alive for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
