@@ -150,7 +150,8 @@ class KnobSpec:
         values = value if self.kind == "ints" else (value,)
         if self.low is None or self.high is None or all(self._inside(v) for v in values):
             return ()
-        return (KnobViolation(self.name, self.to_wire(value), self.bound, "choose a value inside the bound"),)
+        shown = value if value != value else self.to_wire(value)  # NaN has no wire form
+        return (KnobViolation(self.name, shown, self.bound, "choose a value inside the bound"),)
 
     def _inside(self, value: float) -> bool:
         assert self.low is not None and self.high is not None, self.name

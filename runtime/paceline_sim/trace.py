@@ -1,0 +1,61 @@
+"""What is replayed: requests with their arrival times and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline_core.errors import FormatError
+from paceline_core.request import Request
+
+__all__ = ["Trace", "TraceRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request: arrival (seconds from the trace's start), lengths in tokens, priority, and shared prefix blocks.
+
+    `output_len` is the length that was generated; in the replay the request stops there. `prefix_hashes` are the hashes of
+    the prompt's full blocks: equal hashes share KV.
+    """
+
+    arrival: float
+    prompt_len: int
+    output_len: int
+    priority: int = 0
+    prefix_hashes: tuple[int, ...] = ()
+
+    def to_request(self, seq_id: int) -> Request:
+        """Return what the scheduler is given."""
+        return Request(
+            seq_id=seq_id,
+            prompt_len=self.prompt_len,
+            max_tokens=self.output_len,
+            arrival=self.arrival,
+            priority=self.priority,
+            prefix_hashes=self.prefix_hashes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of their arrival. Raises `FormatError` that names the row if it is none."""
+
+    requests: tuple[TraceRequest, ...]
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise FormatError("the trace has no request")
+        before = 0.0
+        for row, request in enumerate(self.requests, start=1):
+            if request.arrival < before:
+                raise FormatError(f"request {row} arrives at {request.arrival:g}, earlier than {before:g}")
+            if request.prompt_len < 1 or request.output_len < 1:
+                lengths = f"{request.prompt_len} prompt and {request.output_len} output tokens"
+                raise FormatError(f"request {row} has {lengths}, at least 1 of each is needed")
+            before = request.arrival
+
+    @classmethod
+    def regular(cls, output_lens: Sequence[int], *, every: float, prompt_len: int = 1) -> Trace:
+        """Return requests of these output lengths, one each `every` seconds (0: all at once)."""
+        return cls(tuple(TraceRequest(i * every, prompt_len, length) for i, length in enumerate(output_lens)))
