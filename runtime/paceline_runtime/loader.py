@@ -20,7 +20,7 @@ from paceline_runtime.model_runner import ModelRunner
 from paceline_runtime.weights import RandomWeights, SafetensorsWeights, WeightSource
 from paceline_runtime.weights_gguf import GgufWeights, check_quantization
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "open_model"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -82,7 +82,7 @@ def load_model(
     files = locate_model(uri, revision)
     target = torch.device(device)
     base = psutil.Process().memory_info().rss + _API_PROCESS_BYTES
-    config, weights = _open(files, quantization, dummy=load_format == "dummy", seed=seed)
+    config, weights = open_model(files, quantization, dummy=load_format == "dummy", seed=seed)
     length = _model_length(config, max_model_len)
     number_type = _dtype(dtype, target)
     decoder = Decoder(config, weights, max_positions=length, dtype=number_type, device=target)
@@ -102,7 +102,10 @@ def load_model(
     return LoadedModel(files.name, runner, config, blocks, length, target.type, budget)
 
 
-def _open(files: ModelFiles, quantization: str | None, *, dummy: bool, seed: int) -> tuple[ModelConfig, WeightSource]:
+def open_model(
+    files: ModelFiles, quantization: str | None = None, *, dummy: bool = False, seed: int = 0
+) -> tuple[ModelConfig, WeightSource]:
+    """Return what the model at `files` looks like and where its weights are (not read yet). See `load_model`."""
     if files.kind is ModelKind.GGUF:
         file = read_gguf(files.path)
         config = config_from_gguf(file)

@@ -1,4 +1,4 @@
-"""What the model tests share: tiny random Llamas on disk, a reference by `transformers`, and a driver of the real scheduler."""
+"""What the model tests share: tiny random Llamas on disk, references by `transformers`, a driver of the real scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from paceline_core.knobs import Knobs
 from paceline_core.plan import StepPlan, StepShape
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.scheduler import Scheduler
-from paceline_runtime.loader import LoadedModel
+from paceline_kernels import AttentionPlanner, SequenceSpan
+from paceline_runtime.decoder import Decoder
+from paceline_runtime.kv_pool import KvPool
+from paceline_runtime.loader import LoadedModel, open_model
+from paceline_runtime.model_files import locate_model
 from paceline_runtime.model_runner import ModelStepResult
 from paceline_runtime.sampling_params import SamplingParams
 
@@ -120,7 +124,7 @@ def save_gguf(model: LlamaForCausalLM, path: Path, kind: str = "F32", *, archite
 def _add_tensor(writer: gguf.GGUFWriter, config: LlamaConfig, name: str, values: np.ndarray, kind: str) -> None:
     stem, suffix = name.rsplit(".", 1)
     parts = stem.split(".")
-    stored = f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}" if parts[1] == "layers" else _GGUF_NAMES[stem]
+    stored = f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}" if "layers" in parts else _GGUF_NAMES[stem]
     if "q_proj" in name or "k_proj" in name:
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
@@ -166,6 +170,40 @@ def divergences(outputs: Mapping[int, Sequence[int]], references: Mapping[int, R
             assert margin < NEAR_TIE, f"request {key} differs at token {first}, where the reference is sure by {margin:.4f}"
             count += 1
     return count
+
+
+def logits_of(uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four."""
+    config, weights = open_model(locate_model(uri))
+    device = torch.device("cpu")
+    decoder = Decoder(config, weights, max_positions=config.max_positions, dtype=dtype, device=device)
+    pool = KvPool(config, 300, 4, dtype, device)
+    planner = AttentionPlanner(4, dtype)
+    blocks = np.random.default_rng(0).permutation(300).tolist()
+    assert sum(chunks) == len(tokens)
+    rows, start = [], 0
+    for size in chunks:
+        batch = planner.plan([SequenceSpan(start, size, blocks)])
+        rows.append(decoder.forward(torch.tensor(tokens[start : start + size]), batch, pool.layers, None))
+        start += size
+    return torch.cat(rows)
+
+
+def reference_logits(model: LlamaForCausalLM, tokens: Sequence[int]) -> torch.Tensor:
+    """Return the logits [T, vocab] that `transformers` computes."""
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)])).logits[0]
+
+
+def rounded(model: LlamaForCausalLM, kind: str) -> LlamaForCausalLM:
+    """Round a model's matrices to what a GGUF type can hold, in place: the reference for a quantised file."""
+    quantisation = gguf.GGMLQuantizationType[kind]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                stored = gguf.quants.quantize(parameter.numpy(), quantisation)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, quantisation).copy()))
+    return model
 
 
 @dataclass
