@@ -11,6 +11,7 @@ import click
 import yaml
 
 from paceline_cli.local_common import home_option, namespace_option, with_client
+from paceline_cli.local_kinds import discover
 from paceline_local.errors import ApiError, LocalError
 from paceline_local.resources import Resource
 from paceline_local.state import StateDir
@@ -18,7 +19,7 @@ from paceline_local.state import StateDir
 if TYPE_CHECKING:
     from paceline_local.client import ApiClient
 
-__all__ = ["Document", "apply", "parse_manifests", "pruned"]
+__all__ = ["Document", "apply", "parse_manifests", "pruned", "read_manifests"]
 
 _MANAGER = "paceline-local"
 _REQUIRED = ("apiVersion", "kind", "metadata")
@@ -47,12 +48,13 @@ class Document:
 @home_option
 def apply(filename: str, force_conflicts: bool, dry_run: bool, namespace: str, state: StateDir) -> None:
     """Apply manifests. All of them are checked by the server before any is applied."""
-    source, text = _read(filename)
+    source, text = read_manifests(filename)
     documents = parse_manifests(text, source)
     with_client(state, lambda client: _apply_all(client, documents, namespace, force=force_conflicts, dry_run=dry_run))
 
 
-def _read(filename: str) -> tuple[str, str]:
+def read_manifests(filename: str) -> tuple[str, str]:
+    """Return what to call the source, and its text. Raises `LocalError` if it can't be read."""
     if filename == "-":
         return "stdin", sys.stdin.read()
     try:
@@ -219,16 +221,3 @@ class _Resources:
         if (version, kind) not in self._known:
             raise LocalError(f"{document.where}: no kind {kind!r} in {version}: check apiVersion and kind")
         return self._known[version, kind]
-
-
-async def discover(client: ApiClient, api_version: str) -> list[Resource]:
-    """Return the kinds of one group and version, none if the server doesn't have it."""
-    group, _, version = api_version.rpartition("/")
-    try:
-        answer = await client.request("GET", f"/apis/{group}/{version}" if group else f"/api/{version}")
-    except ApiError as error:
-        if error.not_found:
-            return []
-        raise
-    entries = (entry for entry in answer.get("resources") or () if "/" not in entry["name"])
-    return [Resource(group, version, entry["name"], entry["kind"], entry["namespaced"]) for entry in entries]

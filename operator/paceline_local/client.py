@@ -21,6 +21,7 @@ __all__ = ["APPLY", "JSON", "MERGE", "ApiClient", "Listing"]
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 JSON = "application/json"
+_AGENT = {"User-Agent": "paceline-local/1"}  # servers take the field manager of a write from it
 _TIMEOUT_S = 30.0
 _WATCH_S = 300  # the server ends a watch after this; the caller starts the next one where it stopped
 
@@ -48,7 +49,7 @@ class ApiClient:
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(ssl=self._connection.tls or False, limit=0)
         self._session = aiohttp.ClientSession(
-            self._connection.server, connector=connector, headers=self._connection.headers, trust_env=False
+            self._connection.server, connector=connector, headers=_AGENT | self._connection.headers, trust_env=False
         )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from paceline_local.container_record import Record, forget_old_logs, load_record
 from paceline_local.container_state import ContainerState, Waiting, exit_of, should_restart
 from paceline_local.errors import ApiUnavailable, ConfigMissing, LocalError
 from paceline_local.manifests import Manifest
-from paceline_local.probes import ProbeTracker, Target, ask, rules_of
+from paceline_local.probes import Answer, ProbeTracker, Target, ask, rules_of
 from paceline_local.processes import Process, end, kill_all, marked, start
 
 __all__ = ["CONTAINER_MARKER", "ContainerRunner", "Launch", "PodHooks", "resolve_command"]
@@ -29,6 +30,7 @@ __all__ = ["CONTAINER_MARKER", "ContainerRunner", "Launch", "PodHooks", "resolve
 log = logging.getLogger(__name__)
 CONTAINER_MARKER = "PACELINE_LOCAL_CONTAINER"  # pod uid/container, in the environment of all its processes
 _RETRY_S = 2.0
+_EAGER_S = 0.5
 _POLICIES = {True: "OnFailure", False: "Always"}  # what an init container does under the pod's restartPolicy Always
 
 
@@ -223,25 +225,36 @@ class ContainerRunner:
                     group.create_task(self._follow(kind, process, until_ok=False))
 
     async def _follow(self, kind: str, process: Process, *, until_ok: bool) -> None:
-        """Carry out one probe over and over and act on its verdict; `until_ok`: return at the first good one."""
+        """Carry out one probe over and over and act on its verdict; `until_ok`: return at the first good one.
+
+        Until the container is ready it is asked more often than the period says, so that nobody waits for a period that
+        began a moment too early; bad answers count once a period, so thresholds mean what they say.
+        """
         probe = self._container[kind]
-        rules, word = rules_of(probe), kind.removesuffix("Probe")
-        tracker = ProbeTracker(rules)
+        rules, eager = rules_of(probe), kind != "livenessProbe"
+        tracker, counted = ProbeTracker(rules), -math.inf
         # a process that was adopted has had its initial delay
         await asyncio.sleep(max(rules.initial_delay - (time.time() - self.state.started_at), 0.0))
         while True:
             answer = await ask(self._hooks.session, probe, await self._target(), rules.timeout)
-            tracker = tracker.observe(answer.ok)
-            if not answer.ok:
-                self._hooks.note("Warning", "Unhealthy", f"{word} probe of {self.name} failed: {answer.message}")
+            if answer.ok or time.monotonic() - counted >= rules.period:
+                tracker, counted = tracker.observe(answer.ok), time.monotonic()
+                await self._judge(kind, tracker, answer, process)
             if tracker.verdict and until_ok:
                 return
-            if kind == "readinessProbe" and tracker.verdict is not None:
+            await asyncio.sleep(min(rules.period, _EAGER_S) if eager and not self.state.ready else rules.period)
+
+    async def _judge(self, kind: str, tracker: ProbeTracker, answer: Answer, process: Process) -> None:
+        """Act on a probe's answer and verdict: say it, show it, or end the process."""
+        word = kind.removesuffix("Probe")
+        if not answer.ok:
+            self._hooks.note("Warning", "Unhealthy", f"{word} probe of {self.name} failed: {answer.message}")
+        if kind == "readinessProbe":
+            if tracker.verdict is not None:
                 self._set(replace(self.state, ready=tracker.verdict))
-            elif tracker.verdict is False:
-                self._hooks.note("Normal", "Killing", f"Container {self.name} failed {word} probe, will be restarted")
-                await self._end(process, self._probe_grace(probe))
-            await asyncio.sleep(rules.period)
+        elif tracker.verdict is False:
+            self._hooks.note("Normal", "Killing", f"Container {self.name} failed {word} probe, will be restarted")
+            await self._end(process, self._probe_grace(self._container[kind]))
 
     def _probe_grace(self, probe: Manifest) -> float:
         return float(probe.get("terminationGracePeriodSeconds") or self._grace)

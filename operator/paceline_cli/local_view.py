@@ -1,0 +1,98 @@
+"""How `paceline local get` shows things: InferenceServices with the reasons behind their state, and server-made tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from paceline_local.manifests import Manifest, age, condition
+
+__all__ = ["pod_trouble", "services_view", "table_view"]
+
+_GOOD = {"True": "green", "False": "red", "Unknown": "yellow"}
+# conditions whose False isn't a fault
+_NEUTRAL = frozenset({"Progressing", "Recommended", "Tuned", "UpgradeAvailable"})
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def table_view(answer: Manifest, *, wide: bool) -> RenderableType:
+    """Return a `Table` answer of the API server; columns of lower priority only if `wide`."""
+    definitions = answer.get("columnDefinitions") or ()
+    shown = [i for i, column in enumerate(definitions) if wide or not column.get("priority")]
+    rows = answer.get("rows") or ()
+    namespaces = {((row.get("object") or {}).get("metadata") or {}).get("namespace") for row in rows}
+    several = len(namespaces) > 1
+    table = _table(*(["NAMESPACE"] if several else []), *(str(definitions[i]["name"]).upper() for i in shown))
+    for row in rows:
+        cells = [Text(_cell(row["cells"][i])) for i in shown]
+        if several:
+            cells.insert(0, Text(str(row["object"]["metadata"].get("namespace") or "")))
+        table.add_row(*cells)
+    return table if rows else Text("nothing found")
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def services_view(services: list[Manifest], pods: list[Manifest], local: dict[str, str], now: float) -> RenderableType:
+    """Return all InferenceServices, each with its conditions and with what its pods wait for.
+
+    `local` has the addresses where Services answer on this machine, by `namespace/name`.
+    """
+    if not services:
+        return Text("no InferenceServices: try 'paceline local apply -f examples/smollm2.yaml'")
+    return Group(*(part for service in services for part in _service(service, pods, local, now)))
+
+
+def _service(service: Manifest, pods: list[Manifest], local: dict[str, str], now: float) -> list[RenderableType]:
+    meta, status = service["metadata"], service.get("status") or {}
+    ready = (condition(service, "Ready") or {}).get("status", "Unknown")
+    mine = [pod for pod in pods if _belongs(pod, service)]
+    head = Text.assemble(
+        (f"{meta['namespace']}/{meta['name']}", "bold"),
+        "  ",
+        ("Ready" if ready == "True" else "not Ready", _GOOD.get(ready, "yellow")),
+        f"  {status.get('readyReplicas', 0)}/{service['spec'].get('replicas', 1)} pods",
+        f"  {status.get('strategy', '')}  {local.get(meta['namespace'] + '/' + meta['name']) or status.get('url', '')}",
+        f"  {age(meta['creationTimestamp'], now)}",
+    )
+    conditions = _table("  CONDITION", "STATUS", "REASON", "MESSAGE")
+    for item in status.get("conditions") or ():
+        colour = "" if item["type"] in _NEUTRAL else _GOOD.get(item["status"], "")
+        row = ("  " + item["type"], item["status"], item.get("reason") or "", item.get("message") or "")
+        conditions.add_row(*(Text(cell, style=colour if i == 1 else "") for i, cell in enumerate(row)))
+    troubles = [Text(f"  {pod['metadata']['name']}: {why}", style="yellow") for pod in mine if (why := pod_trouble(pod))]
+    return [head, conditions, *troubles, Text()]
+
+
+def _belongs(pod: Manifest, service: Manifest) -> bool:
+    labels, meta = pod["metadata"].get("labels") or {}, service["metadata"]
+    same = bool(pod["metadata"]["namespace"] == meta["namespace"])
+    return same and labels.get("app.kubernetes.io/instance") == meta["name"]
+
+
+def pod_trouble(pod: Manifest) -> str | None:
+    """Return why a pod isn't ready, in the words of its conditions and containers; None if it is."""
+    ready = condition(pod, "Ready")
+    if ready is not None and ready["status"] == "True":
+        return None
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled is not None and scheduled["status"] == "False":
+        return str(scheduled["message"])
+    reasons = []
+    for container in (pod.get("status") or {}).get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        last = (container.get("lastState") or {}).get("terminated") or {}
+        said = [waiting.get("reason") or "", waiting.get("message") or "", last.get("message") or ""]
+        reasons += [": ".join(word for word in said if word)] if waiting else []
+    return "; ".join(reasons) or (ready or {}).get("message") or "not started yet"
