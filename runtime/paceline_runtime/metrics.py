@@ -24,7 +24,7 @@ class RuntimeMetrics:
     """One registry per server. Counters that the engine sums are fed with its running totals (`update`)."""
 
     def __init__(self, model_name: str) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = (model_name, _ENGINE)
         self._last = Gauges()

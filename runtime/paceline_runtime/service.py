@@ -59,7 +59,14 @@ class Service:
         return None if self.tokenizer is not None else "tokenizer loading"
 
     def admit(self, model: str | None) -> Tokenizer:
-        """Return the tokenizer if a new request may come in. Raises `ApiError` (404, 429, 503)."""
+        """Return the tokenizer if a new request may come in. Raises `ApiError` (404, 429, 503), counted as rejected."""
+        try:
+            return self._admit(model)
+        except ApiError:
+            self.metrics.count_request("rejected")
+            raise
+
+    def _admit(self, model: str | None) -> Tokenizer:
         if model is not None and model != self.settings.served_model_name:
             message = f"the model {model!r} doesn't exist here: this server has {self.settings.served_model_name!r}"
             raise ApiError(404, message, code="model_not_found", param="model")

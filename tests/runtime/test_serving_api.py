@@ -1,0 +1,307 @@
+"""The public API on the clock device: what clients of OpenAI see, right and wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import httpx
+import openai
+import pytest
+from serving_process import SLOW, RuntimeProcess, events, eventually
+
+from paceline_runtime.backend import CLOCK_TEXT
+
+TEXT = CLOCK_TEXT * 20
+
+
+def text_of(num_bytes: int) -> str:
+    """What the clock says with so many byte tokens; bytes of an unfinished character at the end show as one mark."""
+    return TEXT.encode()[:num_bytes].decode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def client(shared_runtime: RuntimeProcess):
+    with openai.OpenAI(base_url=shared_runtime.url + "/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_completion_through_the_official_client(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="clock", prompt="hello", max_tokens=40, temperature=0.5, top_p=0.9, seed=1)
+    assert answer.choices[0].text == text_of(40)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 40, 45)
+
+
+def test_chat_through_the_official_client(client: openai.OpenAI) -> None:
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    answer = client.chat.completions.create(model="clock", messages=messages, max_completion_tokens=9)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == text_of(9)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("system: be brief\nuser: hi\nassistant: ")
+
+
+def test_chat_stream_has_role_text_reason_and_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="clock", messages=[{"role": "user", "content": "hi"}], max_tokens=60, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text_of(60)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["length"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 60
+
+
+@pytest.mark.parametrize("num_tokens", range(24, 60))
+def test_a_stream_never_splits_a_character(client: openai.OpenAI, num_tokens: int) -> None:
+    stream = client.completions.create(model="clock", prompt="x", max_tokens=num_tokens, stream=True)
+    pieces = [chunk.choices[0].text for chunk in stream]
+    assert "".join(pieces) == text_of(num_tokens)
+    whole = TEXT.encode()[:num_tokens].decode(errors="ignore")
+    assert "\ufffd" not in "".join(pieces)[: len(whole)]
+
+
+@pytest.mark.parametrize("stop", ["naïve", [" été", "naï"], "the beat", ["zzz", "速い"]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_text_ends_and_is_never_shown(client: openai.OpenAI, stop: str | list[str], stream: bool) -> None:
+    stops = [stop] if isinstance(stop, str) else stop
+    expected = TEXT[: min(i for s in stops if (i := TEXT.find(s)) >= 0)]
+    answer = client.completions.create(model="clock", prompt="x", max_tokens=200, stop=stop, stream=stream)
+    if stream:
+        chunks = list(answer)
+        assert "".join(c.choices[0].text for c in chunks) == expected
+        assert chunks[-1].choices[0].finish_reason == "stop"
+    else:
+        assert answer.choices[0].text == expected
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_stop_before_min_tokens_is_text_like_any_other(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model="clock", prompt="x", max_tokens=400, stop=["Paceline"], extra_body={"min_tokens": 20}
+    )
+    assert answer.choices[0].text == CLOCK_TEXT
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_stop_token_id_ends_and_is_counted_but_not_shown(shared_runtime: RuntimeProcess) -> None:
+    answer = shared_runtime.complete(max_tokens=100, stop_token_ids=[ord("k")]).json()
+    assert answer["choices"][0]["text"] == TEXT[: TEXT.index("k")]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == len(TEXT[: TEXT.index("k") + 1])
+
+
+def test_prompts_as_token_ids_and_in_batches(client: openai.OpenAI) -> None:
+    ids = client.completions.create(model="clock", prompt=[1, 2, 3], max_tokens=3)
+    assert ids.usage is not None
+    assert ids.usage.prompt_tokens == 3
+    batch = client.completions.create(model="clock", prompt=["a", "bc"], max_tokens=3)
+    assert [c.index for c in batch.choices] == [0, 1]
+    assert batch.usage is not None
+    assert (batch.usage.prompt_tokens, batch.usage.completion_tokens) == (3, 6)
+
+
+def test_models_and_version(client: openai.OpenAI, shared_runtime: RuntimeProcess) -> None:
+    assert [m.id for m in client.models.list()] == ["clock"]
+    assert client.models.retrieve("clock").id == "clock"
+    assert shared_runtime.http.get("/version").json()["version"]
+
+
+def test_request_id_comes_back(shared_runtime: RuntimeProcess) -> None:
+    given = shared_runtime.http.get("/health/live", headers={"X-Request-Id": "abc-123"})
+    assert given.headers["x-request-id"] == "abc-123"
+    made = shared_runtime.http.get("/health/live", headers={"X-Request-Id": "not fit for a log"})
+    assert made.headers["x-request-id"] != "not fit for a log"
+
+
+BAD_BODIES = [
+    ("unknown model", {"model": "gpt-4"}, 404, "model"),
+    ("negative max_tokens", {"max_tokens": -1}, 400, "max_tokens"),
+    ("zero max_tokens", {"max_tokens": 0}, 400, "max_tokens"),
+    ("max_tokens as text", {"max_tokens": "5"}, 400, "max_tokens"),
+    ("max_tokens as a fraction", {"max_tokens": 1.5}, 400, "max_tokens"),
+    ("temperature out of range", {"temperature": 3}, 400, "temperature"),
+    ("temperature of a wrong type", {"temperature": "hot"}, 400, "temperature"),
+    ("top_p zero", {"top_p": 0}, 400, "top_p"),
+    ("top_k below -1", {"top_k": -2}, 400, "top_k"),
+    ("seed beyond 64 bits", {"seed": 1 << 70}, 400, "seed"),
+    ("min above max", {"max_tokens": 4, "min_tokens": 5}, 400, "min_tokens"),
+    ("empty stop text", {"stop": ""}, 400, "stop"),
+    ("too many stop texts", {"stop": ["a"] * 40}, 400, "stop"),
+    ("unknown argument", {"temprature": 1}, 400, "temprature"),
+    ("several choices", {"n": 2}, 400, None),
+    ("logprobs", {"logprobs": 3}, 400, None),
+    ("a penalty", {"frequency_penalty": 0.5}, 400, None),
+    ("stream options without a stream", {"stream_options": {"include_usage": True}}, 400, None),
+    ("a prompt of a wrong type", {"prompt": 5}, 400, None),
+    ("no prompt tokens", {"prompt": ""}, 400, "prompt"),
+    ("an empty list of prompts", {"prompt": []}, 400, None),
+    ("token ids beyond the vocabulary", {"prompt": [1, 100000]}, 400, "prompt"),
+    ("negative token ids", {"prompt": [-1]}, 400, None),
+    ("a prompt beyond the context", {"prompt": "x" * 9000}, 400, "prompt"),
+    ("a prompt and max_tokens beyond the context", {"max_tokens": 8192}, 400, "prompt"),
+    ("a batch that streams", {"prompt": ["a", "b"], "stream": True}, 400, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("what", "change", "status", "param"), BAD_BODIES, ids=[b[0] for b in BAD_BODIES])
+def test_bad_parameters(shared_runtime: RuntimeProcess, what: str, change: dict, status: int, param: str | None) -> None:
+    answer = shared_runtime.complete(**change)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["message"] and error["type"] and error["code"]
+    if param is not None:
+        assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize("messages", [[], None, "hi", [{"role": "wizard", "content": "x"}], [{"content": "x"}], [5]])
+def test_bad_messages(shared_runtime: RuntimeProcess, messages: object) -> None:
+    answer = shared_runtime.http.post("/v1/chat/completions", json={"messages": messages})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+RAW = [
+    ("broken JSON", b'{"prompt": "x"', "application/json", 400),
+    ("not an object", b"[]", "application/json", 400),
+    ("empty", b"", "application/json", 400),
+    ("not UTF-8", b'{"prompt": "\xff\xfe"}', "application/json", 400),
+    ("a lone surrogate", b'{"prompt": "\\ud800"}', "application/json", 400),
+    ("not a number", b'{"prompt": "x", "temperature": NaN}', "application/json", 400),
+    ("nested too deep", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "application/json", 400),
+    ("another type", b'{"prompt": "x"}', "text/plain", 415),
+    ("a form", b"prompt=x", "application/x-www-form-urlencoded", 415),
+    ("too large", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', "application/json", 413),
+]
+
+
+@pytest.mark.parametrize(("what", "body", "kind", "status"), RAW, ids=[r[0] for r in RAW])
+def test_bad_bytes(shared_runtime: RuntimeProcess, what: str, body: bytes, kind: str, status: int) -> None:
+    answer = shared_runtime.http.post("/v1/completions", content=body, headers={"Content-Type": kind})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["message"]
+    assert shared_runtime.complete(max_tokens=1).status_code == 200
+
+
+def test_a_chunked_body_is_counted(shared_runtime: RuntimeProcess) -> None:
+    def parts():
+        for _ in range(10):
+            yield b" " * (1 << 20)
+
+    answer = shared_runtime.http.post("/v1/completions", content=parts(), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Request-Priority": "high"}, {"X-Request-Timeout": "soon"}, {"X-Request-Timeout": "-1"}]
+)
+def test_bad_headers(shared_runtime: RuntimeProcess, headers: dict[str, str]) -> None:
+    answer = shared_runtime.http.post("/v1/completions", json={"prompt": "x"}, headers=headers)
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing"])
+def test_unknown_paths(shared_runtime: RuntimeProcess, path: str) -> None:
+    answer = shared_runtime.http.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"]
+
+
+def test_a_client_that_leaves_frees_its_slot(shared_runtime: RuntimeProcess) -> None:
+    before = shared_runtime.metric("paceline_requests_total", outcome="aborted")
+    with shared_runtime.stream(max_tokens=8000) as response:
+        next(events(response))
+    eventually(lambda: shared_runtime.metric("paceline_requests_total", outcome="aborted") == before + 1, "it is aborted")
+    gauges = shared_runtime.gauges()
+    assert (gauges["running"], gauges["waiting"], gauges["kvBlocksUsed"]) == (0, 0, 0)
+
+
+async def test_a_client_that_leaves_without_a_stream_frees_its_slot(shared_runtime: RuntimeProcess) -> None:
+    before = shared_runtime.metric("paceline_requests_total", outcome="aborted")
+    async with httpx.AsyncClient(base_url=shared_runtime.url, timeout=60) as client:
+        request = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x", "max_tokens": 8000}))
+        await asyncio.to_thread(eventually, lambda: shared_runtime.gauges()["running"] == 1, "it runs")
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+    eventually(lambda: shared_runtime.metric("paceline_requests_total", outcome="aborted") == before + 1, "it is aborted")
+    assert shared_runtime.gauges()["running"] == 0
+
+
+def test_a_full_queue_says_when_to_come_back(start_runtime) -> None:
+    runtime = start_runtime("--max-num-seqs", "1", "--max-queue-len", "1", model=SLOW)
+    with runtime.stream(max_tokens=5000) as running, httpx.Client(base_url=runtime.url, timeout=60) as other:
+        tokens = events(running)  # kept: an iterator that is dropped closes the stream
+        next(tokens)
+        waiting = threading.Thread(target=lambda: other.post("/v1/completions", json={"prompt": "y", "max_tokens": 1}))
+        waiting.start()
+        eventually(lambda: runtime.gauges()["waiting"] == 1, "the second request waits")
+        with httpx.Client(base_url=runtime.url) as third:
+            refused = third.post("/v1/completions", json={"prompt": "z"})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        running.close()
+        waiting.join()
+    assert runtime.metric("paceline_requests_total", outcome="rejected") == 1
+
+
+def test_a_deadline_that_passes_in_the_queue(start_runtime) -> None:
+    runtime = start_runtime("--max-num-seqs", "1", model=SLOW)
+    with runtime.stream(max_tokens=5000) as running, httpx.Client(base_url=runtime.url, timeout=60) as other:
+        tokens = events(running)  # kept: an iterator that is dropped closes the stream
+        next(tokens)
+        answer = other.post("/v1/completions", json={"prompt": "y"}, headers={"X-Request-Timeout": "300ms"})
+        assert answer.status_code == 504
+        assert answer.json()["error"]["code"] == "deadline_exceeded"
+        eventually(lambda: runtime.gauges()["waiting"] == 0, "the hopeless request has left the queue")
+
+
+def test_a_lower_priority_number_goes_first(start_runtime) -> None:
+    runtime = start_runtime("--max-num-seqs", "1", "--batching-strategy", "iteration", model=SLOW)
+    order: list[str] = []
+
+    def ask(name: str) -> None:
+        with httpx.Client(base_url=runtime.url, timeout=60) as client:
+            client.post(
+                "/v1/completions", json={"prompt": name, "max_tokens": 2}, headers={"X-Request-Priority": name}
+            ).raise_for_status()
+            order.append(name)
+
+    with runtime.stream(max_tokens=5000) as running:
+        tokens = events(running)  # kept: an iterator that is dropped closes the stream
+        next(tokens)
+        threads = []
+        for number, name in enumerate(("5", "-1"), start=1):
+            threads.append(threading.Thread(target=ask, args=(name,)))
+            threads[-1].start()
+            eventually(lambda n=number: runtime.gauges()["waiting"] == n, "it waits")
+    for thread in threads:
+        thread.join()
+    assert order == ["-1", "5"]
+
+
+def test_metrics_carry_vllm_names(shared_runtime: RuntimeProcess) -> None:
+    shared_runtime.complete(max_tokens=5).raise_for_status()
+    text = shared_runtime.http.get("/metrics").text
+    for name in (
+        "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:prompt_tokens_total",
+        "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_count", "vllm:generation_tokens_total",
+        "vllm:e2e_request_latency_seconds_sum", "vllm:num_preemptions_total", "vllm:cache_config_info",
+        "paceline_slot_steps_total", "paceline_slot_steps_busy_total", "paceline_steps_total", "paceline_step_seconds_count",
+        "paceline_knob_epoch", "paceline_knob_revision", "paceline_requests_total",
+    ):  # fmt: skip
+        assert f'{name}{{engine="0",' in text.replace("{block_size", '{engine="0",block_size'), name
+    assert shared_runtime.metric("vllm:generation_tokens_total") >= 5
+
+
+def test_openapi_names_the_bodies(shared_runtime: RuntimeProcess) -> None:
+    paths = shared_runtime.http.get("/openapi.json").json()["paths"]
+    schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "max_tokens" in json.dumps(schema)
