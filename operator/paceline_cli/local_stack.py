@@ -153,6 +153,7 @@ _OURS = ("apiserver", "logs", "pods", "claims", "kubeconfig", "status.json", "ne
 
 
 def _remove_state(state: StateDir) -> None:
+    shutil.rmtree(state.scratch, ignore_errors=True)
     for name in _OURS:
         path = state.home / name
         if path.is_dir() and not path.is_symlink():

@@ -93,6 +93,7 @@ def pod_trouble(pod: Manifest) -> str | None:
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
         last = (container.get("lastState") or {}).get("terminated") or {}
-        said = [waiting.get("reason") or "", waiting.get("message") or "", last.get("message") or ""]
+        lines = str(last.get("message") or "").strip().splitlines()  # the end of a log says what went wrong
+        said = [waiting.get("reason") or "", waiting.get("message") or "", *lines[-1:]]
         reasons += [": ".join(word for word in said if word)] if waiting else []
     return "; ".join(reasons) or (ready or {}).get("message") or "not started yet"

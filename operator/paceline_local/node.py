@@ -23,7 +23,7 @@ from paceline_local.events import EventRecorder
 from paceline_local.manifests import Manifest, is_deleting, key_of
 from paceline_local.mirror import Mirror
 from paceline_local.node_object import LEASE_NAMESPACE, NODE_NAME, lease, machine_resources, node_manifest, node_status
-from paceline_local.pod import NodeFacts, PodWorker, pod_folder_name
+from paceline_local.pod import NodeFacts, PodWorker, pod_folder_name, scratch_name
 from paceline_local.pod_status import unschedulable_status
 from paceline_local.processes import ProcessId, kill_all, marked
 from paceline_local.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
@@ -138,8 +138,8 @@ class NodeAgent:
             self._on_pod("ADDED", pod)
 
     def _clean_up(self, alive: dict[str, Manifest]) -> None:
-        kept = {pod_folder_name(pod) for pod in alive.values()}
-        for folder in self._state.pods.iterdir():
+        kept = {pod_folder_name(pod) for pod in alive.values()} | {scratch_name(uid) for uid in alive}
+        for folder in (*self._state.pods.iterdir(), *self._state.scratch.iterdir()):
             if folder.is_dir() and folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
         for process in _strays(self._state, set(alive)):

@@ -28,7 +28,7 @@ from paceline_local.resources import PODS
 from paceline_local.state import MARKER, StateDir
 from paceline_local.volumes import PodVolumes, decode_object, mounts_for, referenced
 
-__all__ = ["NodeFacts", "PodWorker", "base_environment", "pod_folder_name"]
+__all__ = ["NodeFacts", "PodWorker", "base_environment", "pod_folder_name", "scratch_name"]
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -56,6 +56,11 @@ def pod_folder_name(pod: Manifest) -> str:
     return f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
 
 
+def scratch_name(uid: str) -> str:
+    """Return the name of a pod's folder of emptyDirs: short, for the sake of Unix sockets."""
+    return uid[:8]
+
+
 def base_environment(pod_ip: str, home: Path) -> dict[str, str]:
     """Return what every container's process inherits: PATH with this Python's folder first, and a few harmless variables."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -70,6 +75,7 @@ class PodWorker:
         self._pod, self._node = pod, node
         self.uid: str = pod["metadata"]["uid"]
         self.folder = node.state.pods / pod_folder_name(pod)
+        self._scratch = node.state.scratch / scratch_name(self.uid)
         self.session = node.session
         started = (pod.get("status") or {}).get("startTime")
         self._place = Placement(address, node.address, parse_timestamp(started) if started else time.time())
@@ -141,8 +147,9 @@ class PodWorker:
             await self._publish()
 
     def remove_files(self) -> None:
-        """Delete the pod's folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Delete the pod's folders."""
+        for folder in (self.folder, self._scratch):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def trim_logs(self) -> None:
         """Keep the containers' logs bounded."""
@@ -212,7 +219,7 @@ class PodWorker:
 
     @property
     def _volumes(self) -> PodVolumes:
-        return PodVolumes(self.folder / "volumes", self._node.state.claims, self._facts)
+        return PodVolumes(self.folder / "volumes", self._scratch, self._node.state.claims, self._facts)
 
     async def _objects(self) -> dict[tuple[str, str], Manifest | None]:
         """Fetch the ConfigMaps and Secrets that the pod names, fresh from the API server."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from paceline_local.errors import LocalError
 
 __all__ = ["HOME_VARIABLE", "MARKER", "StateDir", "read_json", "state_dir", "write_json"]
 
@@ -58,6 +63,13 @@ class StateDir:
         return self.home / "pods"
 
     @property
+    def scratch(self) -> Path:
+        """The emptyDir volumes: under the system's temporary folder, because Unix sockets in them need a short path (a
+        socket's path has 107 bytes at most, however long the home is)."""
+        digest = hashlib.sha256(os.fspath(self.home).encode()).hexdigest()
+        return Path(tempfile.gettempdir()) / f"paceline-{digest[:8]}"
+
+    @property
     def claims(self) -> Path:
         """One folder per PersistentVolumeClaim, kept when pods go."""
         return self.home / "claims"
@@ -67,9 +79,12 @@ class StateDir:
         return self.logs / f"{name}.log"
 
     def create(self) -> None:
-        """Make the folders, readable only by the user: they hold Secrets and keys."""
-        for folder in (self.home, self.api, self.logs, self.pods, self.claims):
+        """Make the folders, readable only by the user: they hold Secrets and keys. Raises `LocalError` or OSError."""
+        for folder in (self.home, self.api, self.logs, self.pods, self.claims, self.scratch):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = self.scratch.lstat()  # anybody may make a folder in /tmp, and wait for us to write into it
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise LocalError(f"{self.scratch} belongs to somebody else: remove it or set TMPDIR")
 
 
 def state_dir(home: str | None = None) -> StateDir:

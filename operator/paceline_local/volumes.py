@@ -65,9 +65,10 @@ def decode_object(obj: Manifest) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class PodVolumes:
-    """The volumes of one pod under its folder; `claims` holds the folders of PersistentVolumeClaims."""
+    """The volumes of one pod: content under `root`, emptyDirs under `scratch`, PersistentVolumeClaims under `claims`."""
 
     root: Path
+    scratch: Path
     claims: Path
     facts: PodFacts
 
@@ -78,6 +79,8 @@ class PodVolumes:
         if "persistentVolumeClaim" in volume:
             claim = volume["persistentVolumeClaim"]["claimName"]
             return self.claims / str(self.facts.pod["metadata"]["namespace"]) / str(claim)
+        if set(volume) <= {"name", "emptyDir"}:
+            return self.scratch / str(volume["name"])
         return self.root / str(volume["name"])
 
     def write(self, objects: Objects) -> None:
