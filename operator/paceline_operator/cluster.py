@@ -107,7 +107,7 @@ class Cluster:
     async def children(self, kind: str, namespace: str | None) -> list[Object]:
         """Return all objects of `kind` that carry our label, in one namespace or (None) in all."""
         found = await self._call("GET", self._kind(kind).path(namespace), kind, query=[("labelSelector", SERVICE_LABEL)])
-        # items of a list come without kind and apiVersion
+        # items of a list come without their kind
         return [{"kind": kind, **item} for item in (found or {}).get("items", [])]
 
     async def services(self, namespace: str | None) -> list[Object]:

@@ -23,10 +23,10 @@ from paceline_operator.workqueue import WorkQueue
 __all__ = ["Controller"]
 
 logger = logging.getLogger(__name__)
-_PENDING = 1.0  # seconds until a pod that has accepted or is starting is asked again
+_START_RETRY = 1.0  # seconds between attempts to list everything at start
 _RELIST = 600.0  # seconds between lists when nothing hints at a gap in the watches
 _DEBOUNCE = 1.0  # seconds that a hint waits for its siblings: a gap hits all watches at once
-_STEADY = {KnobState.SYNCED, KnobState.NEEDS_RESTART}
+_FAILED = {KnobState.REFUSED, KnobState.UNREACHABLE}
 
 
 class Controller:
@@ -60,7 +60,7 @@ class Controller:
     async def start(self) -> None:
         """List everything, then start the workers: what exists must be known before something seems to be missing."""
         while not await self._relist():  # noqa: ASYNC110  polls a server, not a flag of ours
-            await asyncio.sleep(_PENDING)
+            await asyncio.sleep(_START_RETRY)
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
         self._tasks = [asyncio.create_task(job) for job in [*jobs, self._watch_gaps(), self._verify_periodically()]]
@@ -120,10 +120,9 @@ class Controller:
         if fresh != known and key in self._targets:
             self._knobs[key] = fresh
             self._queue.add(key)
-        states = {pod.state for pod in fresh.values()}
-        if KnobState.PENDING in states:
-            self._knob_queue.add_later(key, _PENDING)
-        return states <= _STEADY | {KnobState.PENDING}
+        if delays := [pod.again for pod in fresh.values() if pod.again is not None]:
+            self._knob_queue.add_later(key, min(delays))
+        return not any(pod.state in _FAILED for pod in fresh.values())
 
     async def _watch_gaps(self) -> None:
         while True:

@@ -24,7 +24,8 @@ def drift(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     stamp = desired["metadata"]["annotations"][APPLIED]
     if (live.get("metadata", {}).get("annotations") or {}).get(APPLIED) != stamp:
         return f"metadata.annotations[{APPLIED}]"
-    return _difference(desired, live, "", "")
+    # a watch may show the same object in another API version than the one we apply
+    return _difference({key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live, "", "")
 
 
 def is_owned_by(live: Mapping[str, Any], uid: str) -> bool:

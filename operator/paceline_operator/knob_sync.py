@@ -18,6 +18,9 @@ from paceline_operator.pods import Instance
 
 __all__ = ["KnobState", "KnobSync", "PodKnobs", "Target", "difference"]
 
+_SOON = 1.0  # seconds: a change applies at a step boundary, which is a matter of milliseconds, or of one long prefill
+_STARTING = 10.0  # seconds: a pod that becomes ready is looked at because of that; this is only for lost events
+
 
 class KnobState(StrEnum):
     """Where a pod's knobs stand."""
@@ -31,13 +34,17 @@ class KnobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodKnobs:
-    """The knobs of one pod as last seen. `verified` says for which target and process that was."""
+    """The knobs of one pod as last seen. `verified` says for which target and process that was.
+
+    `again` is the number of seconds until the pod is worth asking again by itself (None: its own events say when).
+    """
 
     state: KnobState
     message: str = ""
     revision: int | None = None
     epoch: int | None = None
     verified: tuple[str, str] = ("", "")
+    again: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +112,9 @@ class KnobSync:
 
     def _failed(self, target: Target, pod: Instance, error: AdminError) -> PodKnobs:
         if not pod.ready and error.status in (0, 503):
-            return PodKnobs(KnobState.PENDING, "the pod is starting")
+            return PodKnobs(KnobState.PENDING, "the pod is starting", again=_STARTING)
         if error.status in (409, 412):
-            return PodKnobs(KnobState.PENDING, "somebody else changed its knobs at the same time; asked again")
+            return PodKnobs(KnobState.PENDING, "somebody else changed its knobs at the same time; asked again", again=_SOON)
         outdated = pod.restart_hash != target.restart_hash
         self._metrics.knob_patches.labels("refused" if error.status else "unreachable").inc()
         if error.status == 422 and outdated:
@@ -123,11 +130,12 @@ def _settled(known: PodKnobs | None, target: Target, pod: Instance) -> bool:
 def _outcome(target: Target, pod: Instance, document: KnobsDocument) -> PodKnobs:
     patch, restart = difference(target.knobs, document)
     if patch:
-        return PodKnobs(KnobState.PENDING, f"not taken over yet: {', '.join(patch)}", document.revision, document.epoch)
+        message = f"not taken over yet: {', '.join(patch)}"
+        return PodKnobs(KnobState.PENDING, message, document.revision, document.epoch, again=_SOON)
     verified = (target.digest, pod.process)
     if restart:
         message = f"needs a new process for {', '.join(restart)}"
         return PodKnobs(KnobState.NEEDS_RESTART, message, document.revision, document.epoch, verified)
     if any(state == "pending" for state in document.status.values()):
-        return PodKnobs(KnobState.PENDING, "applies at a step boundary", document.revision, document.epoch)
+        return PodKnobs(KnobState.PENDING, "applies at a step boundary", document.revision, document.epoch, again=_SOON)
     return PodKnobs(KnobState.SYNCED, "", document.revision, document.epoch, verified)

@@ -83,14 +83,18 @@ def _template_problems(template: Mapping[str, Any], settings: Settings) -> Itera
         remedy = "remove it, or ask whoever runs the operator to set PACELINE_ALLOW_TEMPLATE"
         yield Problem("spec.template", "…", "templates aren't allowed", remedy)
         return
-    shapes = {"spec": template.get("spec") or {}, "metadata": template.get("metadata") or {}}
+    shapes = {key: _or_empty(template.get(key)) for key in ("spec", "metadata")}
     if isinstance(shapes["metadata"], Mapping):
-        shapes |= {f"metadata.{key}": shapes["metadata"].get(key) or {} for key in ("labels", "annotations")}
+        shapes |= {f"metadata.{key}": _or_empty(shapes["metadata"].get(key)) for key in ("labels", "annotations")}
     wrong = {key: value for key, value in shapes.items() if not isinstance(value, Mapping)}
     yield from (Problem(f"spec.template.{key}", value, "an object", "write an object") for key, value in wrong.items())
     if not wrong and settings.template_policy is TemplatePolicy.RESTRICTED:
         yield from _restricted_problems(shapes["spec"], settings)
         yield from _annotation_problems(shapes["metadata.annotations"])
+
+
+def _or_empty(value: Any) -> Any:
+    return {} if value is None else value
 
 
 def _annotation_problems(annotations: Mapping[str, Any]) -> Iterator[Problem]:
@@ -153,7 +157,7 @@ def _is_tight(key: str, value: Any) -> bool:
     if key == "seccompProfile":
         return isinstance(value, Mapping) and value.get("type", "RuntimeDefault") == "RuntimeDefault"
     if key in _USER_IDS:  # null: the platform assigns one, as OpenShift does
-        return value is None or (isinstance(value, int) and value > 0)
+        return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
     return key in _FREE_CONTEXT or _TIGHT.get(key) is value
 
 
