@@ -119,6 +119,6 @@ def _summary(result: Result, strategy: str) -> str:
     idle = total - result.busy - held
     lost = f"{held / total:.0%} held by requests that had ended, " if held else ""
     return (
-        f"{strategy}: {result.duration:g} steps, mean latency {result.mean_latency:.0f} steps, "
+        f"{strategy}: {result.duration:.10g} steps, mean latency {result.mean_latency:.0f} steps, "
         f"slots {result.slot_utilisation:.0%} used ({lost}{idle / total:.0%} idle)"
     )

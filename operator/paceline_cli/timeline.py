@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from rich.text import Text
 
@@ -13,8 +15,8 @@ from paceline_sim import Outcome, Result
 __all__ = ["Marks", "draw"]
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-# told apart also by most colour-blind readers, and dark enough for black letters on light and dark terminals
-_COLOURS = ("sky_blue1", "orange1", "pale_green3", "plum2", "khaki1", "light_coral", "turquoise2", "grey70")
+# the terminal's own colours: they suit its theme and work with 16 colours too
+_COLOURS = ("cyan", "yellow", "green", "magenta", "bright_blue", "bright_red", "bright_white", "bright_green")
 _MARGIN = len("waiting ")
 _LEGEND_LIMIT = 26  # requests; more than the alphabet explains nobody reads
 _ROW_LIMIT = 48  # slots; more scroll away
@@ -50,12 +52,13 @@ def draw(result: Result, *, width: int, marks: Marks) -> Iterator[Text]:
     rows = min(_ROW_LIMIT, max(number for number, segments in enumerate(slots, start=1) if segments))
     for number, segments in enumerate(slots[:rows], start=1):
         row = Text(f"slot {number:<{_MARGIN - 5}}"[:_MARGIN])
-        for text, style in _cells(segments, columns, step, marks):
-            row.append(text, style)
+        for style, run in groupby(_cells(segments, columns, step, marks), key=itemgetter(1)):
+            row.append("".join(character for character, _ in run), style)
         yield row
     if len(slots) > rows:
         used = sum(bool(segments) for segments in slots[rows:])
-        yield Text(f"and {len(slots) - rows} more slots, " + (f"{used} of them used" if used else "all idle"), "dim")
+        more = len(slots) - rows
+        yield Text(f"and {more} more slot{'s' if more > 1 else ''}, {f'{used} of them used' if used else 'idle'}", "dim")
     yield Text("waiting ".ljust(_MARGIN) + _waiting(result, columns, step))
     yield Text(" " * _MARGIN + _axis(columns, step), "dim")
     scale = "" if step <= 1 else f"; a column is {step:.1f} steps"
@@ -93,8 +96,9 @@ def _cells(segments: Sequence[_Segment], columns: int, step: float, marks: Marks
     for segment in segments:
         letter, colour = _look(segment.outcome.index)
         first, end, last = (_column(t, step, columns) for t in (segment.start, segment.end, segment.released))
+        first = min(first, columns - 1)
         end = max(end, first + 1)
-        cells[first:end] = [(letter, f"black on {colour}")] * (min(end, columns) - first)
+        cells[first:end] = [(letter, f"black on {colour}")] * (end - first)
         if last > end:
             cells[end:last] = [(marks.held, colour)] * (last - end)
     return cells
@@ -139,7 +143,7 @@ def _axis(columns: int, step: float) -> str:
 def _legend(result: Result, width: int) -> Iterator[Text]:
     """Yield the requests: letter, length, and how long each waited until its result was there."""
     shown = result.outcomes[:_LEGEND_LIMIT]
-    entries = [f"{_look(o.index)[0]}: {o.output_len} steps, latency {o.latency:g}" for o in shown]
+    entries = [f"{_look(o.index)[0]}: {o.output_len} steps, latency {o.latency:.10g}" for o in shown]
     column = max(map(len, entries)) + 3
     per_line = max(1, width // column)
     for start in range(0, len(entries), per_line):

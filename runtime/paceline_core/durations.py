@@ -10,8 +10,8 @@ from paceline_core.errors import FormatError
 __all__ = ["format_duration", "parse_duration"]
 
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(us|µs|ms|s|m|h)")
-_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:us|µs|ms|s|m|h))+")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|µs|ms|s|m|h)")
+_WHOLE = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:us|µs|ms|s|m|h))+")
 _MAX_LENGTH = 32
 
 
