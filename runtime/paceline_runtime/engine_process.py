@@ -22,6 +22,7 @@ from paceline_core.errors import PacelineError, RequestRefused
 from paceline_core.knobs import knobs_from_wire
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.step_time import StepTimeFitter
+from paceline_core.wire import Gauges
 from paceline_runtime.backend import load_backend
 from paceline_runtime.engine import Engine, Turn
 from paceline_runtime.logs import log_event, set_up_logging
@@ -74,6 +75,7 @@ class EngineLoop:
         self._refused: list[SequenceEnded] = []
         self._acks: list[SetKnobs] = []
         self._epoch = 0
+        self._sent_gauges = Gauges()
         self.busy_since: float | None = None  # when the turn that runs now began; the watchdog reads it
 
     def run(self) -> None:
@@ -123,9 +125,11 @@ class EngineLoop:
     def _send(self, turn: Turn) -> None:
         ended = [*self._refused, *(_ended(e) for e in turn.ended)]
         self._refused = []
-        if turn.tokens or ended or turn.plan is not None:
-            output = StepOutput(dict(turn.tokens), ended, self.engine.gauges(), _statistics(turn))
-            self._outbox.send(encode(output))
+        gauges = self.engine.gauges()
+        # also without a step: a request that begins to wait is news
+        if turn.tokens or ended or turn.plan is not None or gauges != self._sent_gauges:
+            self._outbox.send(encode(StepOutput(dict(turn.tokens), ended, gauges, _statistics(turn))))
+            self._sent_gauges = gauges
         if self._acks and not self.engine.resizing:
             for ack in self._acks:
                 self._outbox.send(encode(KnobsApplied(ack.revision, self._epoch, self.engine.num_blocks)))
