@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from rich.console import Console
 
 from paceline_local.errors import LocalError
 from paceline_local.leftovers import is_up
@@ -15,7 +17,9 @@ from paceline_local.state import HOME_VARIABLE, StateDir, state_dir
 if TYPE_CHECKING:
     from paceline_local.client import ApiClient
 
-__all__ = ["home_option", "namespace_option", "require_up", "with_client"]
+__all__ = ["console_of_output", "home_option", "namespace_option", "require_up", "with_client"]
+
+_PIPE_WIDTH = 240
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])
@@ -39,6 +43,11 @@ def namespace_option(function: F) -> F:
     return click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the objects.")(
         function
     )
+
+
+def console_of_output() -> Console:
+    """Return a console for tables: as wide as the terminal, and wide enough not to fold where there is none."""
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
 
 
 def require_up(state: StateDir) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 import yaml
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from paceline_cli.local_common import home_option, namespace_option, with_client
+from paceline_cli.local_common import console_of_output, home_option, namespace_option, with_client
 from paceline_cli.local_kinds import find_kind
 from paceline_local.manifests import Manifest, age
 from paceline_local.resources import EVENTS, INFERENCE_SERVICES
@@ -32,7 +32,7 @@ def describe(kind: str, name: str | None, namespace: str, state: StateDir) -> No
     """Show one object, its conditions and what happened to it. A single word names an InferenceService."""
     if name is None:
         kind, _, name = kind.rpartition("/")
-    Console().print(with_client(state, lambda client: _describe(client, kind, name, namespace)))
+    console_of_output().print(with_client(state, lambda client: _describe(client, kind, name, namespace)))
 
 
 async def _describe(client: ApiClient, kind: str, name: str, namespace: str) -> RenderableType:

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from paceline_cli.local_common import home_option, with_client
+from paceline_cli.local_common import console_of_output, home_option, with_client
 from paceline_cli.local_kinds import find_kind
 from paceline_cli.local_view import services_view, table_view
 from paceline_local.errors import ApiError, LocalError
@@ -46,9 +46,10 @@ def get(kind: str | None, name: str | None, namespace: str | None, output: str |
         found = with_client(state, lambda client: _objects(client, kind, name, namespace))
         click.echo(json.dumps(found, indent=2) if output == "json" else yaml.safe_dump(found, sort_keys=False), nl=False)
         return
-    console, wide = Console(), output == "wide"
+    console, wide = console_of_output(), output == "wide"
     if not watch:
-        console.print(with_client(state, lambda client: _view(client, kind, name, namespace, wide=wide)))
+        view = with_client(state, lambda client: _view(client, kind, name, namespace, wide=wide))
+        console.print(view, soft_wrap=isinstance(view, str), markup=False, highlight=False)
         return
     with_client(state, lambda client: _follow(client, console, kind, name, namespace, wide=wide))
 

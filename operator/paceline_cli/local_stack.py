@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from paceline_cli.local_common import home_option
+from paceline_cli.local_common import console_of_output, home_option
 from paceline_local.errors import LocalError
 from paceline_local.leftovers import is_up, remove_leftovers
 from paceline_local.processes import ProcessId, identify
@@ -167,7 +167,7 @@ def _remove_state(state: StateDir) -> None:
 def status(state: StateDir) -> int:
     """Show the stack's own processes. Exit code 1 if it isn't up."""
     said = read_json(state.status) or {}
-    console = Console()
+    console = console_of_output()
     if not is_up(state):
         console.print(f"not up (state folder {state.home})", highlight=False)
         return 1

@@ -24,20 +24,22 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def table_view(answer: Manifest, *, wide: bool) -> RenderableType:
-    """Return a `Table` answer of the API server; columns of lower priority only if `wide`."""
+def table_view(answer: Manifest, *, wide: bool) -> str:
+    """Return a `Table` answer of the API server as text, columns of lower priority only if `wide`. Lines aren't folded:
+    names must stay whole, for people who copy them and for programs that read them."""
     definitions = answer.get("columnDefinitions") or ()
     shown = [i for i, column in enumerate(definitions) if wide or not column.get("priority")]
     rows = answer.get("rows") or ()
-    namespaces = {((row.get("object") or {}).get("metadata") or {}).get("namespace") for row in rows}
-    several = len(namespaces) > 1
-    table = _table(*(["NAMESPACE"] if several else []), *(str(definitions[i]["name"]).upper() for i in shown))
-    for row in rows:
-        cells = [Text(_cell(row["cells"][i])) for i in shown]
-        if several:
-            cells.insert(0, Text(str(row["object"]["metadata"].get("namespace") or "")))
-        table.add_row(*cells)
-    return table if rows else Text("nothing found")
+    if not rows:
+        return "nothing found"
+    places = [str(((row.get("object") or {}).get("metadata") or {}).get("namespace") or "") for row in rows]
+    lines = [[str(definitions[i]["name"]).upper() for i in shown]] + [
+        [_cell(row["cells"][i]) for i in shown] for row in rows
+    ]
+    if len(set(places)) > 1:
+        lines = [[place, *line] for place, line in zip(["NAMESPACE", *places], lines, strict=True)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("   ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
 def _cell(value: Any) -> str:

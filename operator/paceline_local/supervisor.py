@@ -21,7 +21,7 @@ import click
 from paceline_core.main import run_command
 from paceline_local.addresses import claim_network
 from paceline_local.children import Child, ChildSpec
-from paceline_local.client import APPLY, ApiClient
+from paceline_local.client import ApiClient
 from paceline_local.controlplane import ControlPlane, control_plane, free_port
 from paceline_local.errors import ApiError, ApiUnavailable, LocalError
 from paceline_local.leftovers import lock_stack, remove_leftovers
@@ -38,7 +38,6 @@ _POLL_S = 0.2
 _LOG_CHECK_S = 10.0
 _METRICS_PORT = 9090
 _AGENT_GRACE_S = 25.0  # more than the node agent gives its pods
-_FIELD_MANAGER = "paceline-local"
 # settings of ours that must not come from the shell that ran `up`: they would mean another cluster
 _DROPPED = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
@@ -131,23 +130,17 @@ class Supervisor:
     # what the children's work shows
 
     async def _install_crd(self) -> None:
-        manifest = crd()
-        name = manifest["metadata"]["name"]
         while True:
             try:
                 async with ApiClient.from_kubeconfig(self._state.kubeconfig) as client:
-                    params = {"fieldManager": _FIELD_MANAGER, "force": "true"}
-                    await client.patch(CRDS, name, manifest, content=APPLY, params=params)
-                    established = condition(await client.get(CRDS, name), "Established")
-                    if established is not None and established["status"] == "True":
-                        await client.list(INFERENCE_SERVICES)  # established, and served
+                    if await _crd_served(client):
                         return
             except ApiUnavailable as error:
-                log.info("CRD not installed yet: %s", error)
+                self._say(f"installing the CRD: {error}")
             except ApiError as error:
                 if error.status in {400, 422}:
                     raise LocalError(f"the API server refuses the CRD: {error}") from error
-                log.info("CRD not served yet: %s", error)
+                self._say(f"installing the CRD: {error}")
             await asyncio.sleep(_POLL_S)
 
     async def _is_node_ready(self) -> bool:
@@ -171,8 +164,9 @@ class Supervisor:
         self._say("failed")
 
     def _say(self, phase: str) -> None:
+        if phase != self._phase:
+            log.info("%s", phase)
         self._phase = phase
-        log.info("%s", phase)
         self._write_status()
 
     def _write_status(self) -> None:
@@ -185,6 +179,25 @@ class Supervisor:
             "children": children,
         }
         write_json(self._state.status, document)
+
+
+async def _crd_served(client: ApiClient) -> bool:
+    """Create or update the CRD; return whether the server has established and serves it.
+
+    Not by server-side apply: servers before 1.23 refuse the schema's validation rules there, and drop them here.
+    """
+    manifest = crd()
+    try:
+        await client.create(CRDS, manifest)
+    except ApiError as error:
+        if error.reason != "AlreadyExists":
+            raise
+        await client.patch(CRDS, manifest["metadata"]["name"], {"spec": manifest["spec"]})
+    established = condition(await client.get(CRDS, manifest["metadata"]["name"]), "Established")
+    if established is None or established["status"] != "True":
+        return False
+    await client.list(INFERENCE_SERVICES)  # raises while it is established but not served yet
+    return True
 
 
 def _serves(url: str) -> Callable[[], Awaitable[bool]]:
