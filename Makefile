@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
 
-.PHONY: help setup demo test e2e check format crds bench clean
+.PHONY: help setup demo test e2e kernels-check check format crds bench clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,10 +27,15 @@ demo: setup ## a manifest becomes batching pods that answer, under each strategy
 
 # no cluster is touched, also if the shell names one
 test: setup ## run the hermetic tests (no GPU, no cluster)
-	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS $(RUN) -m pytest $(TEST_ARGS)
+	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS $(RUN) -m pytest -m "not slow" $(TEST_ARGS)
 
 e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
 	@$(RUN) -m pytest tests/controlplane tests/operators tests/e2e $(E2E_ARGS)
+
+# the interpreter is slow and builds are many: the quick selection is part of `make test`
+kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
+	@$(RUN) -m pytest tests/kernels -m slow
+	@env -u TRITON_INTERPRET $(RUN) -m paceline_kernels.triton_ops.build_all
 
 check: setup ## lint, types, import layers, generated files
 	@$(BIN)/ruff check .

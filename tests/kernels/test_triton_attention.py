@@ -7,10 +7,13 @@ import torch
 
 pytest.importorskip("triton")
 
+import itertools
+
+from triton_support import DEVICE, assert_near, randn
+
 from paceline_kernels.triton_ops import attention as attention_module
 from paceline_kernels.triton_ops.attention import paged_attention
 from paceline_kernels.triton_ops.attention_plan import PagedBatch, SplitPolicy, plan_paged
-from triton_support import DEVICE, assert_near, randn
 
 FP8 = torch.float8_e4m3fn
 STORED_MAX = {FP8: 448.0, torch.int8: 127.0}
@@ -167,8 +170,8 @@ def test_windows_and_soft_caps(window: int, programs: int, soft_cap: float | Non
 def test_one_static_scale_serves_all_tokens_as_an_expanded_view() -> None:
     case = replace(MIXED, dtype=torch.float16, kv_dtype=FP8)
     inputs = build(case)
-    scale = torch.tensor(0.25, device=DEVICE).expand(inputs.scales.shape)
-    rows = [inputs.cache[t].flatten(0, 1)[:c].double() * 0.25 for t, c in zip(inputs.tables, case.contexts, strict=True)]
+    scale = torch.tensor(2**-7, device=DEVICE).expand(inputs.scales.shape)
+    rows = [inputs.cache[t].flatten(0, 1)[:c].double() * 2**-7 for t, c in zip(inputs.tables, case.contexts, strict=True)]
     static = replace(inputs, scales=scale, keys=[r[:, 0] for r in rows], values=[r[:, 1] for r in rows])
     assert_near(run(case, static), reference(case, static))
 
@@ -238,7 +241,7 @@ def test_the_plan_covers_every_row_and_position_once() -> None:
         last = case.contexts[sequence] - case.lens[sequence] + token
         stretches.sort()
         assert stretches[0][0] == 0 and stretches[-1][1] > last
-        assert all(a[1] == b[0] for a, b in zip(stretches, stretches[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(stretches))
     assert len(seen) == sum(case.lens)
 
 

@@ -1,0 +1,36 @@
+"""Device functions that several kernels share."""
+
+import triton
+import triton.language as tl
+
+__all__ = ["dot", "tanh", "to_float"]
+
+
+@triton.jit
+def dot(a, b, acc, WIDE: tl.constexpr):
+    """Return a · b + acc, accumulated in float32, with float32 operands at full precision (no TF32).
+
+    `WIDE` multiplies in float32 instead: exact for 16-bit operands, and what the interpreter needs, whose products of
+    bfloat16 multiply bit patterns.
+    """
+    if WIDE:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
+
+
+@triton.jit
+def tanh(x):
+    """Return tanh of a float32 tensor."""
+    # the sign is put back at the end, so that no exponent is positive and nothing overflows
+    shrink = tl.exp(-2.0 * tl.abs(x))
+    size = (1.0 - shrink) / (1.0 + shrink)
+    return tl.where(x < 0, -size, size)
+
+
+@triton.jit
+def to_float(x, dtype: tl.constexpr):
+    """Return `x`, of a float dtype or int8, in float `dtype`."""
+    if x.dtype == tl.int8:
+        x = x.to(tl.float32)  # there is no direct way to bfloat16 before sm_90, and none in the interpreter
+    return x.to(dtype)
