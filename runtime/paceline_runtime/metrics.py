@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from paceline_core.knobs import Knobs
+from paceline_core.knobs import Knobs, Strategy
 from paceline_core.wire import Gauges
 
 __all__ = ["CONTENT_TYPE", "RuntimeMetrics"]
@@ -64,6 +64,9 @@ class RuntimeMetrics:
         self.knob_revision = self._gauge("paceline_knob_revision", "Revision of the knobs that were asked for.")
         self.ready = self._gauge("paceline_engine_ready", "1 while the engine takes requests.")
         self.engine_restarts = self._counter("paceline_engine_restarts", "Times that a dead engine was started again.")
+        self._strategy = Gauge(
+            "paceline_strategy", "1 for the batching strategy in force.", (*_LABELS, "strategy"), registry=self.registry
+        )
         self._requests = Counter(
             "paceline_requests", "Requests by how they ended.", (*_LABELS, "outcome"), registry=self.registry
         )
@@ -92,8 +95,10 @@ class RuntimeMetrics:
         """A new engine counts from zero."""
         self._last = Gauges()
 
-    def set_cache_config(self, knobs: Knobs, num_blocks: int) -> None:
-        """Publish the pool's settings (the old values' series is dropped)."""
+    def set_knobs(self, knobs: Knobs, num_blocks: int) -> None:
+        """Publish the strategy and the pool's settings (the old values' series is dropped)."""
+        for strategy in Strategy:
+            self._strategy.labels(*self._labels, strategy.value).set(knobs.strategy is strategy)
         self._cache_config.clear()
         values = (str(knobs.block_size), str(num_blocks), str(knobs.prefix_caching), str(knobs.kv_memory_fraction))
         self._cache_config.labels(*self._labels, *values).set(1)

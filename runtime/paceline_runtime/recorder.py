@@ -80,7 +80,7 @@ class Recorder:
         """Publish what is in force."""
         self._metrics.knob_epoch.set(self._knobs.epoch)
         self._metrics.knob_revision.set(self._knobs.revision)
-        self._metrics.set_cache_config(self._knobs.target, num_blocks)
+        self._metrics.set_knobs(self._knobs.target, num_blocks)
 
     def retry_after(self, waiting: int) -> str:
         """Return whole seconds until `waiting` requests will have been served at the rate of the last ones."""
