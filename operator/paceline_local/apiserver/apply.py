@@ -95,9 +95,15 @@ def _merge_items(live: list[Any], config: list[Any], layout: Layout) -> list[Any
 def _prune(obj: Json, gone: Iterable[Path], kept: set[Path], layout: Layout) -> None:
     """Remove in place what the manager gave up, unless somebody owns it or something inside it."""
     alive = {path[:size] for path in kept for size in range(1, len(path) + 1)}
-    for path in sorted(gone, key=len, reverse=True):
-        if path not in alive:
+    for path in sorted(gone, key=len):  # an item goes whole, before what is inside it
+        if path not in alive and not _identifies(path):
             _remove(obj, path, alive, layout)
+
+
+def _identifies(path: Path) -> bool:
+    """Tell whether `path` is a key of a list item, which goes only with the whole item."""
+    parent = path[-2] if len(path) > 1 else ""
+    return parent.startswith("k:") and path[-1].removeprefix("f:") in json.loads(parent[2:])
 
 
 def _remove(obj: Json, path: Path, alive: set[Path], layout: Layout) -> None:

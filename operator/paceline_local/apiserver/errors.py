@@ -120,10 +120,14 @@ def expired(asked: int, oldest: int) -> ApiError:
     return ApiError(410, "Expired", f"too old resource version: {asked} ({oldest})")
 
 
-def unsupported_media_type(accepted: Sequence[str]) -> ApiError:
+def unsupported_media_type(given: str, accepted: Sequence[str]) -> ApiError:
     """415: a body format that this resource doesn't take."""
     known = ", ".join(accepted)
     message = f"the body of the request was in an unknown format - accepted media types include: {known}"
+    if "protobuf" in given:  # what `kubectl create KIND` sends
+        message += (
+            "; this development server reads no protobuf: use kubectl create --dry-run=client -o yaml | kubectl apply -f -"
+        )
     return ApiError(415, "UnsupportedMediaType", message)
 
 

@@ -36,8 +36,7 @@ class Handlers:
         if request.path in _HEALTH:
             return web.Response(text="ok")
         if request.path == _REVIEW and request.method == "POST":
-            review = {**await _object(request), "status": {"allowed": True, "reason": "the token of this server may do all"}}
-            return _answer(Reply(review, 201))
+            return _answer(Reply(await _review(request), 201))
         document = discovery(request.path, self._operations.registry)
         if document is not None:
             if request.method != "GET":
@@ -155,11 +154,18 @@ async def _document(request: web.Request) -> Any:
 
 async def _object(request: web.Request) -> Json:
     if request.content_type not in (*_BODY_TYPES, "application/octet-stream"):  # the latter: no Content-Type at all
-        raise unsupported_media_type(_BODY_TYPES)
+        raise unsupported_media_type(request.content_type, _BODY_TYPES)
     document = await _document(request)
     if not isinstance(document, dict):
         raise bad_request("the body must be a JSON object")
     return document
+
+
+async def _review(request: web.Request) -> Json:
+    """Answer what the caller may do: all, whatever was asked (so kubectl's protobuf body need not be read)."""
+    asked = await _object(request) if request.content_type == "application/json" else {}
+    kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
+    return {**kind, **asked, "status": {"allowed": True, "reason": "the token of this server may do everything"}}
 
 
 async def _optional(request: web.Request) -> Any:

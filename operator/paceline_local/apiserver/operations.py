@@ -208,7 +208,7 @@ def patched(live: Json, content_type: str, document: Any, resource: Resource) ->
     """Return `live` changed by a patch that isn't an apply; raises the 415 of a format that the resource doesn't take."""
     accepted = [JSON_PATCH, MERGE, APPLY] + ([] if resource.custom else [STRATEGIC])
     if content_type not in accepted:
-        raise unsupported_media_type(accepted)
+        raise unsupported_media_type(content_type, accepted)
     if content_type == JSON_PATCH:
         result = patches.json_patch(live, document)
     elif not isinstance(document, dict):

@@ -59,12 +59,13 @@ def _paths(target: Target) -> ScalePaths:
 
 def _scale(obj: Json, paths: ScalePaths) -> Json:
     kept = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
+    replicas = dig(obj, paths.spec, 0)
     status: Json = {"replicas": dig(obj, paths.status, 0)}
     selector = label_text(dig(obj, paths.selector)) if paths.selector else ""
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
         "metadata": {key: value for key, value in metadata(obj).items() if key in kept},
-        "spec": {"replicas": dig(obj, paths.spec, 0)},
+        "spec": {"replicas": replicas} if replicas else {},  # the real server leaves a zero out
         "status": status | ({"selector": selector} if selector else {}),
     }

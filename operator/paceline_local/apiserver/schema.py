@@ -26,6 +26,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "integer": int,
     "number": (int, float),
 }
+_ANYTHING: Schema = {_PRESERVE: True}
 _IDENTITY = frozenset({"apiVersion", "kind", "metadata"})
 
 
@@ -55,28 +56,32 @@ def _pruned(value: Any, schema: Schema, path: str, unknown: list[str], *, whole:
 
 
 def _member(schema: Schema, name: str) -> Schema | None:
-    """Return the schema of a member: `{_PRESERVE: True}` where anything goes, None where it's unknown."""
+    """Return the schema of a member: `_ANYTHING` where anything goes, None where it's unknown."""
     known: Schema | None = (schema.get("properties") or {}).get(name)
     if known is not None:
         return known
     extra = schema.get("additionalProperties")
     if isinstance(extra, Mapping):
         return extra
-    return {_PRESERVE: True} if extra or schema.get(_PRESERVE) else None
+    return _ANYTHING if extra or schema.get(_PRESERVE) else None
 
 
 def default(value: Any, schema: Schema) -> Any:
-    """Return `value` with the defaults of `schema`; a null that isn't allowed counts as absent."""
+    """Return `value` with the defaults of `schema`; a null for a declared field that isn't nullable counts as absent."""
     if isinstance(value, list):
         return [default(item, schema.get("items") or {}) for item in value]
     if not isinstance(value, dict):
         return value
-    out = dict(value)
+    out = {name: inner for name, inner in value.items() if inner is not None or _takes_null(schema, name)}
     for name, known in (schema.get("properties") or {}).items():
-        absent = name not in out or (out[name] is None and not known.get("nullable"))
-        if "default" in known and absent:
+        if "default" in known and name not in out:
             out[name] = copy.deepcopy(known["default"])
     return {name: default(inner, _member(schema, name) or {}) for name, inner in out.items()}
+
+
+def _takes_null(schema: Schema, name: str) -> bool:
+    known = _member(schema, name)
+    return known is None or known is _ANYTHING or bool(known.get("nullable"))
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> list[FieldError]:

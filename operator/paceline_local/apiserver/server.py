@@ -75,7 +75,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     journal = Journal(settings.state)
     operations = Operations(Store(journal), Registry())
     _bootstrap(operations)
-    runner = web.AppRunner(_app(operations, settings), handler_cancellation=True, access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(_app(operations, settings), handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     port = await _listen(runner, settings)
     kubeconfig = write_kubeconfig(settings.state, f"https://{_bracketed(settings.host)}:{port}", read_token(settings.state))

@@ -31,7 +31,6 @@ class Selection:
 
     resource: Resource
     namespace: str
-    name: str
     predicate: Predicate
 
     @classmethod
@@ -39,18 +38,16 @@ class Selection:
         """Read the selectors of a request."""
         kind = target.resource.kind if not target.resource.custom else ""
         accept = selector(kind, query.get("labelSelector", ""), query.get("fieldSelector", ""))
-        return cls(target.resource, target.namespace, target.name, accept)
+        return cls(target.resource, target.namespace, accept)
 
     def holds(self, change: Change, obj: Json | None) -> bool:
         """Tell whether `obj`, a side of `change`, is meant."""
-        _, namespace, name = change.key
-        in_scope = self.namespace in ("", namespace) and self.name in ("", name)
-        return obj is not None and in_scope and self.predicate(obj)
+        return obj is not None and self.namespace in ("", change.key[1]) and self.predicate(obj)
 
     def objects(self, store: Store) -> Iterator[Json]:
         """Yield what is meant, in its version."""
-        for key, obj in store.select(self.resource.store_name, self.namespace):
-            if self.name in ("", key[2]) and self.predicate(obj):
+        for _, obj in store.select(self.resource.store_name, self.namespace):
+            if self.predicate(obj):
                 yield convert(obj, self.resource)
 
 
