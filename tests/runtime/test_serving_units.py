@@ -1,0 +1,438 @@
+"""The server's parts without processes: text, knobs, records, the engine's loop, the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_core.errors import KnobError, RequestRefused, RevisionConflict
+from paceline_core.knobs import Knobs, Strategy
+from paceline_core.plan import ScheduledSequence, StepPlan, StepShape
+from paceline_core.request import FinishReason, Request
+from paceline_core.step_time import StepModel, StepTimeFitter
+from paceline_core.wire import Gauges, KnobsPatch, RequestRecord, StepRecord
+from paceline_runtime import observe
+from paceline_runtime.api_errors import ApiError
+from paceline_runtime.byte_tokenizer import ByteTokenizer
+from paceline_runtime.clock_runner import ClockModel, ClockRunner
+from paceline_runtime.engine import Engine
+from paceline_runtime.generation import Generation
+from paceline_runtime.knob_store import KnobStore, NothingToRollBack
+from paceline_runtime.logs import log_event, set_up_logging
+from paceline_runtime.messages import (
+    AddSequence,
+    SequenceEnded,
+    StepOutput,
+    decode_from_engine,
+    decode_to_engine,
+    encode,
+)
+from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
+from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
+from paceline_runtime.settings import SettingsError, cpu_threads
+from paceline_runtime.step_profile import profile_steps
+from paceline_runtime.text_stream import StopMatcher, TextStream
+
+# -- text ---------------------------------------------------------------------------------------------------------------
+
+LETTERS = st.text("ab", max_size=12)
+
+
+@given(st.lists(LETTERS, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
+def test_a_stop_text_is_cut_where_it_first_shows_whatever_the_pieces(pieces: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    shown = ""
+    whole = ""
+    for piece in pieces:
+        if matcher.hit:
+            break
+        whole += piece
+        shown += matcher.push(piece)
+        assert matcher.hit == any(stop in whole for stop in stops)
+        # never more than what stays whatever comes: neither a stop text nor the start of one is shown
+        assert whole.startswith(shown)
+        assert not any(stop in shown for stop in stops)
+    if not matcher.hit:
+        assert shown + matcher.flush() == whole
+    else:
+        assert shown == whole[: min(whole.find(stop) for stop in stops if stop in whole)]
+
+
+@given(st.text(max_size=30), st.integers(1, 7))
+def test_byte_tokens_in_any_pieces_give_the_text_back(text: str, size: int) -> None:
+    tokens = ByteTokenizer().encode(text)
+    stream = TextStream(ByteTokenizer().detokenizer(), SamplingParams(max_tokens=1000), ())
+    pieces = [stream.push(tokens[i : i + size]) for i in range(0, len(tokens), size)]
+    assert "".join(pieces) + stream.finish(FinishReason.ABORT) == text
+    assert all(text.find(piece) >= 0 for piece in pieces)
+
+
+def test_a_stream_ends_at_the_right_token() -> None:
+    def stream(**params) -> TextStream:
+        return TextStream(ByteTokenizer().detokenizer(), SamplingParams(**params), (256,))
+
+    at_limit = stream(max_tokens=3)
+    assert at_limit.push(b"abcdef") == "abc"
+    assert (at_limit.finish_reason, len(at_limit.token_ids)) == (FinishReason.LENGTH, 3)
+    at_stop = stream(max_tokens=9)
+    assert at_stop.push([*b"ab", 256, *b"cd"]) == "ab"
+    assert (at_stop.finish_reason, len(at_stop.token_ids)) == (FinishReason.STOP, 3)
+    too_early = stream(max_tokens=9, min_tokens=3)
+    assert too_early.push([*b"a", 256, *b"b", 256]) == "ab"
+    assert len(too_early.token_ids) == 4
+
+
+# -- generations ----------------------------------------------------------------------------------------------------------
+
+
+class FakeClient:
+    def __init__(self) -> None:
+        self.stopped: list[FinishReason] = []
+
+    def stop(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        self.stopped.append(reason)
+
+
+def generation(deadline: float | None = None, **params) -> tuple[FakeClient, LiveSequence, Generation]:
+    sampling = SamplingParams(**params)
+    sequence = LiveSequence(1, Submission("r", [1, 2], sampling, 0.0, deadline=deadline), epoch=0)
+    client = FakeClient()
+    text = TextStream(ByteTokenizer().detokenizer(), sampling, (256,))
+    return client, sequence, Generation(client, sequence, text)
+
+
+def ended(reason: FinishReason, **fields) -> SequenceEnded:
+    return SequenceEnded(1, reason, 3, 1.0, **fields)
+
+
+async def test_a_whole_result_is_held_until_the_engine_releases_it() -> None:
+    _, sequence, gen = generation(max_tokens=3)
+    answer = asyncio.ensure_future(gen.whole())
+    sequence.push(tuple(b"abc"), 1.0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert gen.finish_reason == "length"
+    assert not answer.done()  # static batching: the batch goes on
+    sequence.end(ended(FinishReason.LENGTH, cached_len=1))
+    result = await answer
+    assert (result.text, result.finish_reason, result.cached_tokens) == ("abc", "length", 1)
+
+
+async def test_a_stream_ends_without_waiting_for_its_batch() -> None:
+    _, sequence, gen = generation(max_tokens=3)
+    sequence.push(tuple(b"abc"), 1.0)
+    assert [piece async for piece in gen.pieces()] == ["abc"]
+
+
+async def test_a_stop_text_tells_the_engine() -> None:
+    client, sequence, gen = generation(max_tokens=30, stop=("b",))
+    sequence.push(tuple(b"abc"), 1.0)
+    assert [piece async for piece in gen.pieces()] == ["a"]
+    gen.close()
+    assert client.stopped == [FinishReason.STOP]
+
+
+async def test_an_end_that_the_text_did_not_show() -> None:
+    _, sequence, gen = generation(max_tokens=30, stop=("bcd",))
+    sequence.push(tuple(b"abc"), 1.0)
+    sequence.end(ended(FinishReason.LENGTH))  # a smaller pool ended it
+    assert "".join([piece async for piece in gen.pieces()]) == "abc"
+    assert gen.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "code"),
+    [
+        (ended(FinishReason.ABORT), 503, "shutting_down"),
+        (ended(FinishReason.REFUSED), 504, "deadline_exceeded"),
+        (ended(FinishReason.REFUSED, refusal="too big", refusal_code="kv_capacity"), 400, "kv_capacity"),
+    ],
+)
+async def test_ends_that_are_errors(end: SequenceEnded, status: int, code: str) -> None:
+    _, sequence, gen = generation(max_tokens=3)
+    sequence.end(end)
+    with pytest.raises(ApiError) as caught:
+        await gen.whole()
+    assert (caught.value.status, caught.value.code) == (status, code)
+
+
+async def test_a_dead_engine_ends_what_it_had() -> None:
+    _, sequence, gen = generation(max_tokens=3)
+    sequence.fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await gen.whole()
+
+
+async def test_leaving_early_aborts_once() -> None:
+    client, sequence, gen = generation(max_tokens=30)
+    sequence.push(tuple(b"abc"), 1.0)
+    async for _ in gen.pieces():
+        break
+    gen.close()
+    assert client.stopped == [FinishReason.ABORT]
+
+
+# -- messages -------------------------------------------------------------------------------------------------------------
+
+
+def test_messages_survive_the_wire() -> None:
+    params = SamplingParams(max_tokens=5, stop=("a",), stop_token_ids=(1, 2), seed=3, top_k=-1)
+    add = AddSequence(7, [1, 2], params, 1.5, priority=-2, deadline=9.0)
+    assert decode_to_engine(encode(add)) == add
+    output = StepOutput({7: (1,)}, [ended(FinishReason.STOP)], Gauges(running=1))
+    assert decode_from_engine(encode(output)) == output
+
+
+# -- knobs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_knobs_wait_for_the_engine() -> None:
+    store = KnobStore(Knobs())
+    change = store.patch(KnobsPatch({"maxNumSeqs": 4}))
+    assert change.knobs.max_num_seqs == 4
+    document = store.document("i")
+    assert (document.knobs["maxNumSeqs"], document.desired["maxNumSeqs"]) == (256, 4)
+    assert document.status["maxNumSeqs"] == "pending"
+    store.applied(change.revision, epoch=3)
+    document = store.document("i")
+    assert (document.knobs["maxNumSeqs"], document.desired, document.epoch) == (4, {}, 3)
+
+
+def test_a_late_word_on_an_older_revision_confirms_nothing_newer() -> None:
+    store = KnobStore(Knobs())
+    first = store.patch(KnobsPatch({"maxNumSeqs": 4}))
+    store.patch(KnobsPatch({"maxNumSeqs": 8}))
+    store.applied(first.revision, epoch=1)
+    assert store.document("i").status["maxNumSeqs"] == "pending"
+
+
+def test_what_the_engine_refuses_is_taken_back() -> None:
+    store = KnobStore(Knobs())
+    change = store.patch(KnobsPatch({"kvMemoryFraction": 0.001}))
+    store.refused(change.revision)
+    document = store.document("i")
+    assert document.knobs["kvMemoryFraction"] == 0.9
+    assert set(document.status.values()) == {"applied"}
+    assert document.revision > change.revision
+
+
+def test_a_failed_change_leaves_no_trace() -> None:
+    store = KnobStore(Knobs())
+    with pytest.raises(KnobError):
+        store.patch(KnobsPatch({"maxNumSeqs": 0}, fencing=9))
+    with pytest.raises(RevisionConflict):
+        store.patch(KnobsPatch({"maxNumSeqs": 1}), if_match=99)
+    with pytest.raises(NothingToRollBack):
+        store.rollback()
+    assert store.patch(KnobsPatch({"maxNumSeqs": 5}, fencing=1)).revision == 2  # 9 never counted
+
+
+# -- records --------------------------------------------------------------------------------------------------------------
+
+
+def state(instance: str = "a", unfinished: tuple[RequestRecord, ...] = ()) -> ObserveState:
+    return ObserveState(instance, 5.0, 1, 2, Gauges(), None, unfinished)
+
+
+def step(number: int) -> StepRecord:
+    return StepRecord(float(number), 0.01, 0, number, 0, 0, 0, 1, 0)
+
+
+def request(name: str) -> RequestRecord:
+    return RequestRecord(name, 0.0, 1, 1, "finished", 0, 0)
+
+
+def test_pages_join_without_gap_or_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "PAGE", 7)
+    log = ObserveLog()
+    for number in range(20):
+        log.add_step(step(number))
+        log.add_request(request(str(number)))
+    steps: list[int] = []
+    names: list[str] = []
+    cursor = 0
+    while True:
+        page = log.read(cursor, "a", state())
+        if not page.steps and not page.requests:
+            break
+        cursor = page.cursor
+        steps += [s.decode_tokens for s in page.steps]
+        names += [r.request_id for r in page.requests]
+        assert not page.truncated
+    assert steps == list(range(20))
+    assert names == [str(n) for n in range(20)]
+
+
+def test_lost_records_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observe, "STEPS_KEPT", 4)
+    log = ObserveLog()
+    for number in range(10):
+        log.add_step(step(number))
+    assert [s.decode_tokens for s in log.read(2, "a", state()).steps] == [6, 7, 8, 9]
+    assert log.read(2, "a", state()).truncated
+    assert not log.read(6, "a", state()).truncated
+    assert not log.read(0, "a", state()).truncated  # a first look has lost nothing that it knew of
+
+
+def test_another_instance_starts_from_the_oldest() -> None:
+    log = ObserveLog()
+    log.add_step(step(1))
+    assert log.read(1, "a", state("a")).steps == ()
+    assert len(log.read(1, "old", state("a")).steps) == 1
+    assert len(log.read(77, None, state("a")).steps) == 1  # a cursor from the future is from another life
+
+
+def test_prefix_hashes_are_chained_and_keyed() -> None:
+    first = prefix_hashes([1] * 8, 4, b"key")
+    assert len(first) == 2
+    assert first[0] != first[1]
+    assert prefix_hashes([1] * 7, 4, b"key") == first[:1]
+    assert prefix_hashes([2, *[1] * 7], 4, b"key")[1] != first[1]
+    assert prefix_hashes([1] * 8, 4, b"other") != first
+    assert all(0 <= h < 1 << 53 for h in prefix_hashes(list(range(400)), 4, b"key"))
+
+
+# -- engine and clock -----------------------------------------------------------------------------------------------------
+
+
+class FakeTime:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def clock_backend(time: FakeTime, model: StepModel | None = None) -> ClockModel:
+    runner = ClockRunner(model or StepModel(constant=1.0), [1, 2, 3], now=time, sleep=time.sleep)
+    return ClockModel(runner, 64, 1000, 257, (256,), 1.0)
+
+
+def engine(time: FakeTime, depth: int = 1, **knobs) -> Engine:
+    return Engine(clock_backend(time), Knobs(**knobs), pipeline_depth=depth, now=time)
+
+
+def add(engine: Engine, seq_id: int, max_tokens: int, now: float = 100.0) -> None:
+    request = Request(seq_id=seq_id, prompt_len=2, max_tokens=max_tokens, arrival=now, tokens=[7, 8])
+    engine.add(request, SamplingParams(max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_every_strategy_gives_every_token_in_order(depth: int, strategy: Strategy) -> None:
+    time = FakeTime()
+    eng = engine(time, depth, strategy=strategy, max_num_seqs=2)
+    lengths = {1: 5, 2: 1, 3: 4, 4: 2}
+    for seq_id, length in lengths.items():
+        add(eng, seq_id, length)
+    eng.close_source()
+    tokens: dict[int, list[int]] = {seq_id: [] for seq_id in lengths}
+    reasons = {}
+    while eng.has_work:
+        turn = eng.turn()
+        for seq_id, new in turn.tokens.items():
+            tokens[seq_id] += new
+        reasons |= {e.request.seq_id: e.reason for e in turn.ended}
+        time.now += eng.wait() or 0.0
+    assert tokens == {seq_id: ([1, 2, 3] * 2)[:length] for seq_id, length in lengths.items()}
+    assert reasons == dict.fromkeys(lengths, FinishReason.LENGTH)
+
+
+def test_an_idle_engine_waits_for_input_or_for_the_next_event() -> None:
+    time = FakeTime()
+    eng = engine(time, strategy=Strategy.DYNAMIC, max_queue_delay=0.5)
+    assert eng.turn().plan is None
+    assert eng.wait() is None
+    add(eng, 1, 3)
+    assert eng.turn().plan is None
+    assert eng.wait() == pytest.approx(0.5)
+    time.now += 0.5
+    assert eng.turn().plan is not None
+    assert eng.wait() == 0.0
+
+
+def test_steps_take_their_modelled_time_one_after_another() -> None:
+    time = FakeTime()
+    runner = ClockRunner(StepModel(constant=1.0, decode_tokens=0.5), [9], now=time, sleep=time.sleep)
+    runner.add(1, [7, 8], SamplingParams())
+    plans = [
+        StepPlan(i, 0, (ScheduledSequence(1, 1 + i, 1, [0], samples=True),), StepShape(decode_tokens=1)) for i in (1, 2)
+    ]
+    for plan in plans:
+        runner.submit(plan)
+    assert runner.collect().tokens == {1: (9,)}
+    assert time.now == pytest.approx(101.5)
+    runner.collect()
+    assert time.now == pytest.approx(103.0)
+
+
+def test_a_new_share_of_memory_resizes_the_pool_while_sequences_run() -> None:
+    time = FakeTime()
+    eng = engine(time)
+    add(eng, 1, 6)
+    eng.turn()
+    eng.set_knobs(Knobs(kv_memory_fraction=0.5))
+    assert eng.resizing
+    count = 1
+    while eng.has_work:
+        count += len(eng.turn().tokens.get(1, ()))
+    assert count == 6
+    assert not eng.resizing
+    assert eng.num_blocks == 32
+    assert eng.gauges().kv_blocks_total == 32
+
+
+def test_what_can_never_run_is_refused_and_forgotten() -> None:
+    eng = engine(FakeTime())
+    with pytest.raises(RequestRefused):
+        eng.add(Request(1, 2000, 1, 0.0, tokens=[1] * 2000), SamplingParams())
+    assert not eng.has_work
+
+
+def test_the_profile_seeds_the_model_and_leaves_nothing_behind() -> None:
+    time = FakeTime()
+    backend = clock_backend(time, StepModel(constant=0.01, decode_tokens=0.002, prefill_tokens=0.0005))
+    fitter = StepTimeFitter()
+    profile_steps(backend, Knobs(), fitter)
+    model = fitter.model()
+    assert model.predict(StepShape(decode_tokens=4)) == pytest.approx(0.018, rel=0.05)
+    assert model.predict(StepShape(prefill_tokens=80)) == pytest.approx(0.05, rel=0.05)
+    assert backend.runner._prompt_len == {}
+
+
+# -- settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_threads_are_the_smallest_limit(tmp_path: Path) -> None:
+    cgroup = tmp_path / "cpu.max"
+    free = cpu_threads({}, cgroup)
+    assert free >= 1
+    assert cpu_threads({"PACELINE_CPU_LIMIT": "1"}, cgroup) == 1
+    cgroup.write_text("50000 100000\n")
+    assert cpu_threads({}, cgroup) == 1
+    cgroup.write_text("max 100000\n")
+    assert cpu_threads({}, cgroup) == free
+    with pytest.raises(SettingsError, match="PACELINE_CPU_LIMIT"):
+        cpu_threads({"PACELINE_CPU_LIMIT": "many"}, cgroup)
+
+
+def test_json_logs_are_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    set_up_logging("json", "test")
+    log_event("something", number=3, text='with "quotes"')
+    set_up_logging("text", "test")
+    log_event("something", text="two words")
+    first, second = capsys.readouterr().out.splitlines()
+    assert json.loads(first)["text"] == 'with "quotes"'
+    assert 'event=something text="two words"' in second
