@@ -1,0 +1,240 @@
+"""What the cluster tests share: the real operator as a process, a plain client, and a proxy that can go down."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+
+import yaml
+from kubernetes import client, config
+from operator_kit import KEY
+
+GROUP, VERSION, PLURAL = "paceline.io", "v1alpha1", "inferenceservices"
+CHILDREN = ["ServiceAccount", "Secret", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
+CRD = Path(__file__).parents[2] / "crds" / f"{PLURAL}.{GROUP}.yaml"
+_READERS = {
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "Secret": ("/api/v1", "secrets"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Service": ("/api/v1", "services"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Pod": ("/api/v1", "pods"),
+    "Event": ("/api/v1", "events"),
+    "InferenceService": (f"/apis/{GROUP}/{VERSION}", PLURAL),
+}
+
+
+def eventually(check, what, timeout=30.0):
+    """Return the first truthy result of `check`; fail with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        if found := check():
+            return found
+        assert time.monotonic() < deadline, f"didn't happen in {timeout} s: {what}"
+        time.sleep(0.1)
+
+
+class Api:
+    """JSON in, JSON out, for one namespace of the cluster that a kubeconfig names."""
+
+    def __init__(self, kubeconfig):
+        self.kubeconfig = kubeconfig
+        self._client = config.new_client_from_config(config_file=str(kubeconfig))
+        self.namespace = f"paceline-op-{uuid.uuid4().hex[:8]}"
+        versions = [v["groupVersion"] for v in self.call("GET", "/apis/policy")["versions"]]
+        served = "policy/v1" if "policy/v1" in versions else "policy/v1beta1"
+        self._readers = _READERS | {"PodDisruptionBudget": (f"/apis/{served}", "poddisruptionbudgets")}
+
+    def call(self, verb, path, body=None, content_type="application/json", missing=None):
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = self._client.param_serialize(verb, path, {}, [], headers, body, auth_settings=["BearerToken"])
+        answer = self._client.call_api(*request, _request_timeout=20)
+        text = answer.read()
+        if answer.status == 404:
+            return missing
+        if answer.status >= 300:
+            raise client.ApiException(status=answer.status, reason=text.decode())
+        return yaml.safe_load(text)
+
+    def path(self, kind, name=""):
+        root, plural = self._readers[kind]
+        return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
+
+    def prepare(self):
+        """Install the CRD, make the namespace."""
+        crd = yaml.safe_load(CRD.read_text())
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        name = crd["metadata"]["name"]
+        if self.call("GET", f"{path}/{name}") is None:
+            self.call("POST", path, crd)
+        else:
+            self.call("PATCH", f"{path}/{name}", crd, "application/merge-patch+json")
+        eventually(lambda: self.call("GET", f"/apis/{GROUP}/{VERSION}"), "the CRD is served")
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
+
+    def close(self):
+        for item in self.items("InferenceService"):
+            self.delete("InferenceService", item["metadata"]["name"])
+        self.call("DELETE", f"/api/v1/namespaces/{self.namespace}")
+        self._client.close()
+
+    def items(self, kind):
+        return self.call("GET", self.path(kind), missing={"items": []})["items"]
+
+    def get(self, kind, name):
+        return self.call("GET", self.path(kind, name))
+
+    def create(self, kind, body):
+        return self.call("POST", self.path(kind), body)
+
+    def delete(self, kind, name):
+        return self.call("DELETE", self.path(kind, name))
+
+    def merge(self, kind, name, patch, subresource=""):
+        return self.call("PATCH", self.path(kind, name) + subresource, patch, "application/merge-patch+json")
+
+    def service(self, name, **spec):
+        """Create an InferenceService whose pods never run: no replicas, and no node that would fit."""
+        base = {"model": {"uri": "hf://org/model"}, "replicas": 0, "nodeSelector": {"paceline.io/nowhere": "true"}}
+        body = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "InferenceService",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": base | spec,
+        }
+        return self.create("InferenceService", body)
+
+    def condition(self, name, kind):
+        conditions = (self.get("InferenceService", name).get("status") or {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    def children(self, name):
+        """Return the children of a service that exist, by kind."""
+        names = {"Secret": f"{name}-admin", "ConfigMap": f"{name}-knobs"}
+        found = {kind: self.get(kind, names.get(kind, name)) for kind in CHILDREN}
+        return {kind: item for kind, item in found.items() if item is not None}
+
+    def complete(self, name):
+        """Wait until all children are there and the status is about the newest spec."""
+
+        def done():
+            item = self.get("InferenceService", name)
+            observed = (item.get("status") or {}).get("observedGeneration")
+            return len(self.children(name)) == len(CHILDREN) and observed == item["metadata"]["generation"]
+
+        eventually(done, f"{name} has all children and a status")
+        return self.children(name)
+
+    def events(self, name):
+        return [e for e in self.items("Event") if e["involvedObject"].get("name") == name]
+
+
+class Operator:
+    """The operator as a process that serves one namespace."""
+
+    def __init__(self, api, log, kubeconfig=None, **environment):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.metrics_port = probe.getsockname()[1]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
+        self._env = clean | {
+            "KUBECONFIG": str(kubeconfig or api.kubeconfig),
+            "PACELINE_OPERATOR_KEY": KEY,
+            "PACELINE_RUNTIME_IMAGE": "localhost/pause:3.2",
+            "PACELINE_WATCH_NAMESPACES": api.namespace,
+            "PACELINE_METRICS_PORT": str(self.metrics_port),
+            "PACELINE_METRICS_HOST": "127.0.0.1",
+            "PACELINE_RESYNC_INTERVAL": "5",
+            **environment,
+        }
+        self._log = log
+        self.start()
+
+    def start(self):
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline_operator"], env=self._env, stdout=log, stderr=log
+            )
+
+    def kill(self):
+        """End it as the kernel would, in the middle of whatever it does."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self):
+        """Ask it to end; return the exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
+
+    @property
+    def running(self):
+        return self._process.poll() is None
+
+    def calls(self):
+        """Return the calls to the API server so far, by verb."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        found = {}
+        for verb, value in re.findall(r'^paceline_operator_api_calls_total\{.*verb="(\w+)"\} (\S+)$', text, re.MULTILINE):
+            found[verb] = found.get(verb, 0) + float(value)
+        return found
+
+    def ready(self):
+        """Wait until it has listed everything."""
+        with contextlib.suppress(OSError):
+            return self.calls().get("GET", 0) >= 8
+        return False
+
+
+class Proxy:
+    """A TCP proxy before the API server; `down` drops every connection and refuses new ones."""
+
+    def __init__(self, host, port):
+        self._target = (host, port)
+        self._open = set()
+        self._listener = None
+        self.port = 0
+        self.up()
+
+    def up(self):
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def down(self):
+        listener, self._listener = self._listener, None
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self, listener):
+        while True:
+            try:
+                incoming, _ = listener.accept()
+                outgoing = socket.create_connection(self._target)
+            except OSError:
+                return
+            for source, sink in ((incoming, outgoing), (outgoing, incoming)):
+                self._open.add(source)
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source, sink):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+        self._open.discard(source)

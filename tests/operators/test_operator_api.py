@@ -1,0 +1,174 @@
+"""Calls to the API server against a scripted one: retries, refusals, what an apply says and what it never asks for."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+from kubernetes import client
+from operator_kit import service, settings
+
+from paceline_operator import cluster as cluster_module
+from paceline_operator.cluster import KINDS, Cluster, load_configuration
+from paceline_operator.errors import ApiRefused, ApiUnavailable, SettingsError
+from paceline_operator.metrics import Metrics
+from paceline_operator.render import render
+
+
+class Script(BaseHTTPRequestHandler):
+    """Answers from `server.answers` (status, body, headers), the last one for ever, and records requests."""
+
+    def _serve(self):
+        length = int(self.headers.get("Content-Length", 0))
+        self.server.requests.append((self.command, self.path, dict(self.headers), self.rfile.read(length)))
+        answers = self.server.answers
+        status, data, headers = answers.pop(0) if len(answers) > 1 else answers[0]
+        text = data if isinstance(data, bytes) else json.dumps(data).encode()
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(text)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_PATCH = do_POST = _serve
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    found = ThreadingHTTPServer(("127.0.0.1", 0), Script)
+    found.requests, found.answers = [], [(200, {}, {})]
+    thread = threading.Thread(target=found.serve_forever, daemon=True)
+    thread.start()
+    yield found
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+@pytest.fixture
+def api(server, metrics, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_FIRST_BACKOFF", 0.001)
+    configuration = client.Configuration()
+    configuration.host = f"http://127.0.0.1:{server.server_port}"
+    configuration.retries = False
+    found = Cluster(configuration, metrics, threads=2)
+    yield found
+    found.close()
+
+
+def child(kind="Deployment"):
+    return next(c for c in render(service(), settings(), pdb_version="policy/v1") if c["kind"] == kind)
+
+
+async def test_an_apply_is_forced_for_one_field_manager(api, server):
+    server.answers = [(200, {"metadata": {"name": "chat"}}, {})]
+    assert await api.apply(child()) == {"metadata": {"name": "chat"}}
+    ((verb, path, headers, data),) = server.requests
+    assert verb == "PATCH"
+    assert path == "/apis/apps/v1/namespaces/team-a/deployments/chat?fieldManager=paceline-operator&force=true"
+    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert json.loads(data) == child()
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 409, 408])
+async def test_a_passing_trouble_is_tried_again(api, server, metrics, status):
+    server.answers = [(status, {"message": "later"}, {}), (status, {"message": "later"}, {}), (200, {"kind": "Pod"}, {})]
+    assert await api.get("Pod", "a", "b") == {"kind": "Pod"}
+    assert len(server.requests) == 3
+    assert metrics.api_calls.labels("GET", "Pod", str(status))._value.get() == 2
+
+
+async def test_a_lasting_trouble_ends_with_its_words(api, server):
+    server.answers = [(503, {"message": "etcd is gone"}, {"Retry-After": "0"})]
+    with pytest.raises(ApiUnavailable, match="etcd is gone"):
+        await api.get("Pod", "a", "b")
+    assert len(server.requests) == 5
+
+
+async def test_a_body_that_is_no_json_is_a_passing_trouble(api, server):
+    server.answers = [(200, b"<html>proxy</html>", {}), (200, {"kind": "Pod"}, {})]
+    assert await api.get("Pod", "a", "b") == {"kind": "Pod"}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 422])
+async def test_a_refusal_is_told_at_once(api, server, status):
+    server.answers = [(status, {"message": "no, because"}, {})]
+    with pytest.raises(ApiRefused, match="no, because") as raised:
+        await api.apply(child())
+    assert raised.value.status == status
+    assert len(server.requests) == 1
+
+
+async def test_a_server_that_is_not_there_is_unavailable(monkeypatch, metrics):
+    monkeypatch.setattr(cluster_module, "_FIRST_BACKOFF", 0.001)
+    configuration = client.Configuration()
+    configuration.host, configuration.retries = "http://127.0.0.1:9", False
+    api = Cluster(configuration, metrics, threads=1)
+    with pytest.raises(ApiUnavailable):
+        await api.get("Pod", "a", "b")
+    assert metrics.api_calls.labels("GET", "Pod", "0")._value.get() == 5
+    api.close()
+
+
+async def test_what_is_not_there_is_none(api, server):
+    server.answers = [(404, {"message": "not found"}, {})]
+    assert await api.get("Pod", "a", "b") is None
+    assert await api.patch_status("a", "b", {}) is None
+    assert await api.services(None) == []
+    with pytest.raises(ApiUnavailable):
+        await api.apply(child())
+
+
+async def test_lists_are_of_our_label(api, server):
+    server.answers = [(200, {"items": [{"metadata": {"name": "x"}}]}, {})]
+    assert await api.children("Deployment", None) == [{"kind": "Deployment", "metadata": {"name": "x"}}]
+    await api.children("Pod", "a")
+    paths = [unquote(path) for _, path, _, _ in server.requests]
+    assert paths == [
+        "/apis/apps/v1/deployments?labelSelector=paceline.io/service",
+        "/api/v1/namespaces/a/pods?labelSelector=paceline.io/service",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("served", "chosen"),
+    [(["policy/v1beta1"], "policy/v1beta1"), (["policy/v1", "policy/v1beta1"], "policy/v1"), (["policy/v1"], "policy/v1")],
+)
+async def test_the_disruption_budgets_version_is_discovered(api, server, served, chosen):
+    server.answers = [(200, {"versions": [{"groupVersion": version} for version in served]}, {})]
+    await api.discover()
+    assert api.pdb_version == chosen
+    await api.get("PodDisruptionBudget", "a", "b")
+    assert f"/apis/{chosen}/namespaces/a/poddisruptionbudgets/b" in server.requests[-1][1]
+
+
+def test_secrets_are_not_among_the_kinds_that_are_read():
+    assert "Secret" not in KINDS
+
+
+async def test_an_event_that_is_there_is_counted_up(api, server):
+    event = {"metadata": {"name": "chat.1", "namespace": "a"}, "lastTimestamp": "later", "count": 1}
+    server.answers = [(409, {"message": "exists"}, {}), (200, {"count": 3}, {}), (200, {}, {})]
+    await api.create_event(event)
+    verbs = [(verb, path) for verb, path, _, _ in server.requests]
+    assert verbs == [
+        ("POST", "/api/v1/namespaces/a/events"),
+        ("GET", "/api/v1/namespaces/a/events/chat.1"),
+        ("PATCH", "/api/v1/namespaces/a/events/chat.1"),
+    ]
+    assert json.loads(server.requests[-1][3]) == {"count": 4, "lastTimestamp": "later"}
+
+
+def test_without_a_server_to_talk_to_the_message_says_what_to_set(monkeypatch, tmp_path):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="KUBECONFIG"):
+        load_configuration()

@@ -1,0 +1,328 @@
+"""Passes over one service against a small fake of the cluster: what is written when, and above all what isn't."""
+
+import copy
+import itertools
+
+import pytest
+from operator_kit import MINIMAL, body, now, settings
+from operator_pods import deployment, running, waiting
+
+from paceline_operator.errors import ApiRefused, ApiUnavailable
+from paceline_operator.metrics import Metrics
+from paceline_operator.names import APPLIED, SERVICE_LABEL
+from paceline_operator.overlay import overlay
+from paceline_operator.reconcile import Reconciler
+from paceline_operator.store import Key, Store
+
+KEY = Key("team-a", "chat")
+
+
+class FakeCluster:
+    """Objects by kind and name; an apply merges as the server would, and `normalise` may rewrite what it stores."""
+
+    def __init__(self):
+        self.objects = {}
+        self.calls = []
+        self.events = []
+        self.refuse = {}
+        self.normalise = lambda item: item
+        self.pdb_version = "policy/v1"
+        self._versions = itertools.count(100)
+
+    def add(self, item):
+        item["metadata"]["resourceVersion"] = str(next(self._versions))
+        self.objects[item["kind"], item["metadata"]["name"]] = item
+        return copy.deepcopy(item)
+
+    async def get(self, kind, namespace, name):
+        self.calls.append(("get", kind))
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def apply(self, child):
+        kind, name = child["kind"], child["metadata"]["name"]
+        self.calls.append(("apply", kind))
+        if kind in self.refuse:
+            raise self.refuse[kind]
+        merged = overlay(self.objects.get((kind, name), {}), child)
+        merged["metadata"].setdefault("uid", f"uid-{kind}")
+        return self.add(self.normalise(copy.deepcopy(merged)))
+
+    async def patch_status(self, namespace, name, patch):
+        self.calls.append(("status", name))
+        parent = copy.deepcopy(self.objects["InferenceService", name])
+        parent["status"] = overlay(parent.get("status", {}), patch)
+        return self.add(parent)
+
+    async def create_event(self, event):
+        self.events.append(event)
+
+    def writes(self):
+        return [call for call in self.calls if call[0] != "get"]
+
+
+class World:
+    """A reconciler with its fake cluster, store and clock."""
+
+    def __init__(self, **environment):
+        self.cluster, self.store, self.time = FakeCluster(), Store(), 0.0
+        self.metrics = Metrics()
+        self.reconciler = Reconciler(settings(**environment), self.cluster, self.store, self.metrics, lambda: self.time)
+
+    def manifest(self, spec=MINIMAL, **identity):
+        old = self.cluster.objects.get(("InferenceService", "chat"), {})
+        self.store.put("InferenceService", self.cluster.add(body(spec, status=old.get("status"), **identity)))
+
+    def sees(self, kind, item):
+        self.store.put(kind, self.cluster.add(item))
+
+    async def run(self, **knobs):
+        self.cluster.calls.clear()
+        return await self.reconciler.reconcile(KEY, knobs)
+
+    def condition(self, kind):
+        found = self.store.service(KEY)["status"]["conditions"]
+        return next(c for c in found if c["type"] == kind)
+
+
+@pytest.fixture
+def world():
+    found = World()
+    found.manifest()
+    return found
+
+
+async def test_the_first_pass_makes_every_child_and_says_so(world):
+    result = await world.run()
+    applied = [kind for verb, kind in world.cluster.calls if verb == "apply"]
+    assert applied == ["Secret", "ServiceAccount", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
+    assert result.target.knobs["maxNumSeqs"] == 256
+    assert not result.retry
+    assert world.condition("SpecValid")["status"] == "True"
+    assert world.condition("Ready")["status"] == "False"
+
+
+async def test_a_steady_service_causes_no_write_and_no_read(world):
+    await world.run()
+    for _ in range(3):
+        await world.run()
+        assert world.cluster.calls == []
+
+
+async def test_a_restarted_operator_writes_nothing(world):
+    await world.run()
+    fresh = World()
+    fresh.cluster = world.cluster
+    fresh.reconciler = Reconciler(settings(), world.cluster, fresh.store, fresh.metrics, lambda: 0.0)
+    for (kind, _), item in world.cluster.objects.items():
+        if kind != "Secret":
+            fresh.store.put(kind, copy.deepcopy(item))
+    await fresh.run()
+    assert world.cluster.writes() == []
+
+
+async def test_a_server_that_rewrites_our_fields_causes_no_loop(world):
+    def normalise(item):
+        if item["kind"] == "Service":
+            item["spec"]["ports"][0]["targetPort"] = "HTTP"
+        return item
+
+    world.cluster.normalise = normalise
+    await world.run()
+    await world.run()
+    assert world.cluster.writes() == []
+    drifted = copy.deepcopy(world.cluster.objects["Service", "chat"])
+    drifted["spec"]["ports"][0]["port"] = 1
+    world.sees("Service", drifted)
+    await world.run()
+    assert world.cluster.writes() == [("apply", "Service")]
+
+
+async def test_drift_is_set_back_and_counted(world):
+    await world.run()
+    changed = copy.deepcopy(world.cluster.objects["Deployment", "chat"])
+    changed["spec"]["replicas"] = 7
+    world.sees("Deployment", changed)
+    await world.run()
+    assert world.cluster.objects["Deployment", "chat"]["spec"]["replicas"] == 1
+    assert ("apply", "Deployment") in world.cluster.calls
+    assert world.metrics.drift_corrected.labels("Deployment")._value.get() == 1
+
+
+async def test_a_deleted_child_comes_back(world):
+    await world.run()
+    gone = world.cluster.objects.pop(("Service", "chat"))
+    world.store.remove("Service", gone)
+    await world.run()
+    assert world.cluster.calls == [("get", "Service"), ("apply", "Service")]
+
+
+async def test_a_knob_edit_writes_the_config_map_and_the_status(world):
+    await world.run()
+    world.manifest(MINIMAL | {"batching": {"strategy": "static"}}, generation=2)
+    result = await world.run()
+    assert world.cluster.calls == [("apply", "ConfigMap"), ("status", "chat")]
+    assert result.target.knobs["strategy"] == "static"
+    assert "strategy continuous → static" in [event["message"] for event in world.cluster.events]
+
+
+def foreign(kind, **meta):
+    return {
+        "kind": kind,
+        "metadata": {"name": "chat", "namespace": "team-a", "uid": "other", **meta},
+        "spec": {"replicas": 1},
+    }
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "ServiceAccount"])
+@pytest.mark.parametrize(
+    "meta", [{}, {"ownerReferences": [{"uid": "x", "controller": True}]}, {"labels": {SERVICE_LABEL: "chat"}}]
+)
+async def test_a_foreign_object_is_never_taken_and_leaves_nothing_half_made(world, kind, meta):
+    before = copy.deepcopy(world.cluster.add(foreign(kind, **meta)))
+    result = await world.run()
+    assert result.retry
+    assert result.target is None
+    assert [call for call in world.cluster.writes() if call[0] == "apply"] == []
+    assert world.cluster.objects[kind, "chat"] == before
+    ready = world.condition("Ready")
+    assert ready["reason"] == "NameTaken"
+    assert f"a {kind} called chat" in ready["message"]
+    assert [event["reason"] for event in world.cluster.events] == ["NameTaken"]
+
+
+async def test_a_foreign_deployment_does_not_count_as_ours(world):
+    world.sees(
+        "Deployment",
+        {**deployment(ready=1, uid="other"), "metadata": foreign("Deployment", labels={SERVICE_LABEL: "chat"})["metadata"]},
+    )
+    await world.run()
+    assert world.condition("Ready")["reason"] == "NameTaken"
+    assert world.store.service(KEY)["status"]["readyReplicas"] == 0
+
+
+async def test_a_foreign_secret_is_found_by_its_type(world):
+    world.cluster.refuse["Secret"] = ApiRefused(422, "type: field is immutable")
+    result = await world.run()
+    assert result.retry
+    assert "a Secret called chat-admin" in world.condition("Ready")["message"]
+    assert ("apply", "Deployment") not in world.cluster.calls
+
+
+@pytest.mark.parametrize(("status", "reason"), [(403, "Forbidden"), (422, "Rejected"), (400, "Rejected")])
+async def test_what_the_server_refuses_is_told(world, status, reason):
+    world.cluster.refuse["Deployment"] = ApiRefused(status, "because of that")
+    result = await world.run()
+    assert result.retry
+    assert world.condition("Ready")["reason"] == reason
+    assert world.condition("Ready")["message"] == "because of that"
+
+
+async def test_an_unreachable_server_ends_the_pass_without_a_word(world):
+    world.cluster.refuse["ConfigMap"] = ApiUnavailable("gone")
+    with pytest.raises(ApiUnavailable):
+        await world.run()
+    assert "status" not in world.store.service(KEY)
+
+
+async def test_a_child_that_is_going_is_waited_for(world):
+    await world.run()
+    going = copy.deepcopy(world.cluster.objects["Service", "chat"])
+    going["metadata"]["deletionTimestamp"] = now()
+    world.sees("Service", going)
+    with pytest.raises(ApiUnavailable, match="is being deleted"):
+        await world.run()
+
+
+async def test_a_bad_spec_touches_no_child(world):
+    await world.run()
+    before = copy.deepcopy(world.cluster.objects["Deployment", "chat"])
+    world.manifest(MINIMAL | {"batching": {"maxNumSeqs": 64, "maxNumBatchedTokens": 8}}, generation=2)
+    result = await world.run()
+    assert result.target is None
+    assert not result.retry
+    assert world.cluster.calls == [("status", "chat")]
+    assert world.cluster.objects["Deployment", "chat"] == before
+    assert world.condition("SpecValid")["status"] == "False"
+    assert "maxNumBatchedTokens" in world.condition("SpecValid")["message"]
+    assert world.cluster.events[-1]["reason"] == "InvalidSpec"
+
+
+async def test_what_the_settings_forbid_is_a_bad_spec():
+    world = World()
+    world.manifest(MINIMAL | {"template": {"spec": {"hostNetwork": True}}})
+    await world.run()
+    assert world.condition("SpecValid")["status"] == "False"
+    assert "PACELINE_ALLOW_TEMPLATE" in world.condition("SpecValid")["message"]
+
+
+async def test_a_service_that_is_going_is_left_to_the_garbage_collector(world):
+    await world.run()
+    going = copy.deepcopy(world.store.service(KEY))
+    going["metadata"] |= {"deletionTimestamp": now(), "resourceVersion": "999"}
+    world.store.put("InferenceService", going)
+    await world.run()
+    world.store.remove("InferenceService", going)
+    await world.run()
+    assert world.cluster.calls == []
+
+
+async def test_a_secret_that_pods_wait_for_is_applied_again_but_not_all_the_time(world):
+    await world.run()
+    world.sees("Pod", waiting("ContainerCreating"))
+    await world.run()
+    assert ("apply", "Secret") not in world.cluster.calls
+    world.time += 60
+    await world.run()
+    assert ("apply", "Secret") in world.cluster.calls
+    await world.run()
+    assert ("apply", "Secret") not in world.cluster.calls
+
+
+async def test_another_operator_key_renews_the_secret_without_rolling_pods(world):
+    await world.run()
+    template = copy.deepcopy(world.cluster.objects["Deployment", "chat"]["spec"]["template"])
+    renewed = settings(OPERATOR_KEY="another-key-of-at-least-thirty-two-bytes")
+    world.reconciler = Reconciler(renewed, world.cluster, world.store, world.metrics, lambda: world.time)
+    await world.run()
+    assert [kind for verb, kind in world.cluster.calls if verb == "apply"] == ["Secret", "Deployment"]
+    assert world.cluster.objects["Deployment", "chat"]["spec"]["template"] == template
+
+
+async def test_the_status_follows_pods(world):
+    await world.run()
+    live = copy.deepcopy(world.cluster.objects["Deployment", "chat"])
+    live["status"] = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
+    live["metadata"]["generation"] = 1
+    world.sees("Deployment", live)
+    world.sees("Pod", running())
+    await world.run()
+    assert world.condition("Ready")["status"] == "True"
+    assert world.cluster.calls == [("status", "chat")]
+
+
+async def test_a_lost_event_does_not_fail_the_pass(world):
+    async def refuse(event):
+        raise ApiRefused(403, "namespace is being terminated")
+
+    world.cluster.create_event = refuse
+    await world.run()
+    assert world.condition("SpecValid")["status"] == "True"
+
+
+async def test_a_status_of_a_service_that_vanished_is_dropped(world):
+    async def gone(namespace, name, patch):
+        return None
+
+    world.cluster.patch_status = gone
+    await world.run()
+    assert world.cluster.events == []
+
+
+async def test_the_stamp_is_kept_while_a_field_is_taken_out(world):
+    world.manifest(MINIMAL | {"env": [{"name": "A", "value": "b"}]}, generation=2)
+    await world.run()
+    first = world.cluster.objects["Deployment", "chat"]["metadata"]["annotations"][APPLIED]
+    world.manifest(MINIMAL, generation=3)
+    await world.run()
+    assert ("apply", "Deployment") in world.cluster.calls  # everything we set is there, and yet one thing is too many
+    assert world.cluster.objects["Deployment", "chat"]["metadata"]["annotations"][APPLIED] != first
