@@ -36,7 +36,7 @@ def up(state: StateDir, operator: bool, timeout: float) -> None:
     """Start the control plane, the node agent and the operator, and wait until they are ready."""
     if is_up(state):
         raise LocalError(f"already up in {state.home} (kubeconfig {state.kubeconfig}): 'paceline local down' stops it")
-    console = Console()
+    console = console_of_output()
     supervisor = _launch(state, operator=operator)
     try:
         with console.status("starting") as spinner:
@@ -117,7 +117,7 @@ def _say_how_to_use(console: Console, state: StateDir) -> None:
 @click.option("--keep-state", is_flag=True, help="Keep objects and logs for the next 'up'.")
 def down(state: StateDir, keep_state: bool) -> None:
     """Stop everything: operator, pods within their grace periods, node agent, control plane. May be run twice."""
-    console = Console()
+    console = console_of_output()
     running = is_up(state)
     if running:
         with console.status("stopping pods and control plane"):

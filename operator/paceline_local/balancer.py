@@ -7,7 +7,10 @@ Connections to a pod that goes away live on until one side closes them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
+import struct
 from collections import Counter
 
 from paceline_local.endpoints import Backend, order
@@ -46,17 +49,16 @@ class Balancer:
             self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        backend: Backend | None = None
+        upstream = await self._connect()
+        if upstream is None:
+            _reset(writer)
+            return
+        backend, up_reader, up_writer = upstream
         try:
-            upstream = await self._connect()
-            if upstream is None:
-                writer.transport.abort()
-                return
-            backend, up_reader, up_writer = upstream
             await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
         finally:
-            if backend is not None:
-                self._open[backend] -= 1
+            self._open[backend] -= 1
+            up_writer.close()
             writer.close()
 
     async def _connect(self) -> tuple[Backend, asyncio.StreamReader, asyncio.StreamWriter] | None:
@@ -83,5 +85,12 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         if writer.can_write_eof():
             writer.write_eof()
     except (ConnectionError, OSError):
-        # one side broke: the other must see it too, as an error and not as a clean end
-        writer.transport.abort()
+        _reset(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Break a connection so that the other side sees an error: a clean end would look like a complete answer."""
+    connection = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):  # it may be closed already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,162 @@
+"""`paceline local` without a stack: manifests with mistakes, logs as files, and what is said when nothing is up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline_cli.local_apply import parse_manifests, pruned
+from paceline_cli.local_logs import find_streams
+from paceline_cli.local_view import pod_trouble, table_view
+from paceline_local.errors import LocalError
+from paceline_local.garbage import orphans
+from paceline_local.manifests import age
+from paceline_local.state import StateDir
+
+GOOD = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+
+
+def test_documents_lists_and_empty_parts():
+    item = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: b}}"
+    text = f"---\n{GOOD}---\n---\napiVersion: v1\nkind: List\nitems:\n- {item}\n"
+    assert [d.name for d in parse_manifests(text, "f.yaml")] == ["configmap/a", "deployment.apps/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", r"f\.yaml, line 1: not YAML"),
+        ("a: 1\na: 2\n", r"f\.yaml, line 2: not YAML: key 'a' is there twice"),
+        ("", r"f\.yaml has no manifests"),
+        ("- 1\n", r"f\.yaml, document 1: not a manifest but list"),
+        (GOOD + "---\nkind: X\nmetadata: {name: b}\n", r"f\.yaml, document 2: apiVersion is missing"),
+        ("apiVersion: v1\nkind: X\nmetadata: {labels: {a: b}}\n", r"metadata\.name is missing"),
+        ("apiVersion: v1\nkind: X\nmetadata: {name: 5}\n", r"metadata\.name is missing or isn't text"),
+        ("apiVersion: v1\nkind: X\nmetadata: [a]\n", r"metadata\.name"),
+        ("a: !!python/object/apply:os.system ['true']\n", r"f\.yaml, line 1: not YAML"),
+    ],
+)
+def test_bad_manifests_name_file_and_place(text, said):
+    with pytest.raises(LocalError, match=said):
+        parse_manifests(text, "f.yaml")
+
+
+def test_fields_that_the_server_dropped_are_found():
+    sent = {"metadata": {"name": "a"}, "spec": {"a": 1, "list": [{"x": 1, "tpyo": 2}], "empty": {}, "b": {"c": 2}}}
+    kept = {"metadata": {"name": "a", "uid": "u"}, "spec": {"a": 1, "list": [{"x": 1}], "b": {}}}
+    assert pruned(sent, kept) == ["spec.list[0].tpyo", "spec.b.c"]
+    assert pruned(sent, sent) == []
+
+
+def paceline(*arguments, home):
+    command = [sys.executable, "-m", "paceline_cli", "local", *arguments, "--home", str(home)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("get",), 2, "no stack is up in"),
+        (("apply", "-f", "/no/such/file.yaml"), 2, "error: /no/such/file.yaml can't be read: No such file or directory"),
+        (("logs", "web"), 2, "no pod of 'web'"),
+        (("delete",), 2, "give either KIND and NAME, or -f FILE"),
+        (("status",), 1, "not up"),
+        (("down",), 0, "nothing was up"),
+    ],
+)
+def test_without_a_stack_every_command_says_so_in_one_line(tmp_path, arguments, code, said):
+    done = paceline(*arguments, home=tmp_path / "home")
+    assert (done.returncode, len((done.stdout + done.stderr).strip().splitlines())) == (code, 1)
+    assert said in (done.stdout + done.stderr)
+
+
+def test_the_command_line_is_quick_to_import():
+    modules = ", ".join(f"paceline_cli.local{name}" for name in ("", "_stack", "_apply", "_get", "_logs"))
+    code = f"import sys, {modules}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"aiohttp", "kubernetes", "kopf", "torch", "cryptography", "jsonschema"} & set(loaded)
+
+
+@pytest.fixture
+def state(tmp_path):
+    found = StateDir(tmp_path / "home")
+    found.create()
+    for pod in ("default_web-abcde12345-x1y2z_u1", "default_web-abcde12345-aaaaa_u2", "other_web-abcde12345-bbbbb_u3"):
+        folder = found.pods / pod / "logs" / "runtime"
+        folder.mkdir(parents=True)
+        (folder / "0.log").write_text("first run\n")
+        (folder / "1.log").write_text("".join(f"line {i}\n" for i in range(5)))
+    found.log("operator").write_text("reconciled\n")
+    return found
+
+
+def labels(streams):
+    return [stream.label for stream in streams]
+
+
+def test_logs_by_service_pod_container_and_own_process(state):
+    both = ["web-abcde12345-aaaaa/runtime", "web-abcde12345-x1y2z/runtime"]
+    assert labels(find_streams(state, "web", "default", None, back=0)) == both
+    assert labels(find_streams(state, "infsvc/web", "default", "runtime", back=0)) == both
+    assert labels(find_streams(state, "web-abcde12345-x1y2z", "default", None, back=0)) == both[1:]
+    assert labels(find_streams(state, "operator", "default", None, back=0)) == ["operator"]
+    (previous,) = find_streams(state, "web", "other", None, back=1)
+    assert previous.newest().read_text() == "first run\n"
+    with pytest.raises(LocalError, match="there are logs of: web-abcde12345-aaaaa, web-abcde12345-x1y2z, operator"):
+        find_streams(state, "web-abcde", "default", None, back=0)
+
+
+def test_logs_prints_the_tail_with_prefixes(state):
+    done = paceline("logs", "web", "--tail", "1", home=state.home)
+    assert done.stdout.splitlines() == [f"web-abcde12345-{s}/runtime: line 4" for s in ("aaaaa", "x1y2z")]
+
+
+def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    state = StateDir(tmp_path / "home")
+    state.scratch.symlink_to(tmp_path)
+    with pytest.raises(LocalError, match="belongs to somebody else"):
+        state.create()
+
+
+def test_tables_keep_names_whole():
+    columns = [{"name": "Name"}, {"name": "IP", "priority": 1}]
+    row = {"cells": ["a-very-long-name", None], "object": {"metadata": {"namespace": "x"}}}
+    other = {"cells": ["b", "1"], "object": {"metadata": {"namespace": "y"}}}
+    assert table_view({"columnDefinitions": columns, "rows": [row]}, wide=False) == "NAME\na-very-long-name"
+    assert table_view({"columnDefinitions": columns, "rows": [row, other]}, wide=True).splitlines()[1].split() == [
+        "x",
+        "a-very-long-name",
+    ]
+    assert table_view({"columnDefinitions": columns, "rows": []}, wide=False) == "nothing found"
+
+
+def test_why_a_pod_is_not_ready():
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 2s"}}
+    log = {"terminated": {"message": "Traceback …\nerror: no model file"}}
+    pod = {"status": {"containerStatuses": [{"name": "c", "state": waiting, "lastState": log}]}}
+    assert pod_trouble(pod) == "CrashLoopBackOff: back-off 2s: error: no model file"
+    assert pod_trouble({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}) is None
+    unplaced = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+    }
+    assert "nvidia.com/gpu" in pod_trouble({"status": {"conditions": [unplaced]}})
+
+
+def test_orphans_are_those_whose_owners_are_all_gone():
+    def owned(name, *uids):
+        return {"metadata": {"name": name, "ownerReferences": [{"uid": uid} for uid in uids]}}
+
+    objects = [owned("a", "gone"), owned("b", "gone", "alive"), owned("c"), owned("d", "alive")]
+    assert [o["metadata"]["name"] for o in orphans(objects, {"alive"})] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0, "0s"), (119, "119s"), (120, "2m"), (7199, "119m"), (7200, "2h"), (200000, "2d")]
+)
+def test_ages_as_kubectl_prints_them(seconds, shown):
+    assert age("2026-01-01T00:00:00Z", 1767225600.0 + seconds) == shown
