@@ -5,13 +5,18 @@ A case runs its launcher on meta tensors under `recording`, so that what is buil
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
 
 from paceline_kernels.triton_ops.attention import paged_attention
 from paceline_kernels.triton_ops.attention_plan import SplitPolicy, plan_paged
+from paceline_kernels.triton_ops.block_copy import copy_blocks
+from paceline_kernels.triton_ops.gate import gelu_mul, gelu_tanh_mul, silu_mul
 from paceline_kernels.triton_ops.launch import KernelCall, Target, recording
+from paceline_kernels.triton_ops.norm import add_rms_norm, rms_norm
+from paceline_kernels.triton_ops.rope import rope_and_cache
 
 __all__ = ["BuildCase", "build_cases"]
 
@@ -39,6 +44,8 @@ class BuildCase:
 def build_cases(target: Target) -> Iterator[BuildCase]:
     """Yield the matrix for `target`; float8_e4m3fn is left out where the target lacks it (sm_80)."""
     yield from _attention(target)
+    yield from _pointwise()
+    yield from _rope(target)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -80,3 +87,33 @@ def _attention_case(
 
     options = f"{group}x{size} window={window} cap={soft_cap} invariant={invariant}"
     return BuildCase(f"attention {dtype} kv={kv_dtype or dtype} {options}", run, quick=quick)
+
+
+def _pointwise() -> Iterator[BuildCase]:
+    for dtype, size in product(FLOATS, (576, 1024, 4096, 5120, 8192, 16384)):
+        x, weight = _empty(7, size, dtype=dtype), _empty(size, dtype=dtype)
+        quick = dtype == torch.bfloat16 and size == 4096
+        yield BuildCase(f"rms_norm {dtype} {size}", partial(rms_norm, x, weight, 1e-6), quick=quick)
+        yield BuildCase(f"add_rms_norm {dtype} {size}", partial(add_rms_norm, x, x, weight, 1e-6), quick=quick)
+    for dtype, size in product(FLOATS, HEAD_SIZES):
+        heads, weight = _empty(7, 48, size, dtype=dtype)[:, :32], _empty(size, dtype=dtype)
+        yield BuildCase(f"rms_norm of heads {dtype} {size}", partial(rms_norm, heads, weight, 1e-6))
+    for dtype, gate in product(FLOATS, (silu_mul, gelu_mul, gelu_tanh_mul)):
+        run = partial(gate, _empty(7, 2 * 14336, dtype=dtype))
+        yield BuildCase(f"{gate.__name__} {dtype}", run, quick=dtype == torch.bfloat16)
+    pairs = _empty(5, 2, dtype=torch.int64)
+    yield BuildCase("copy_blocks", partial(copy_blocks, _empty(9, 16, 2, 8, 128, dtype=torch.bfloat16), pairs), quick=True)
+
+
+def _rope(target: Target) -> Iterator[BuildCase]:
+    stored = (None, torch.int8, FP8) if target.has_fp8 else (None, torch.int8)
+    for dtype, kv_dtype, size in product(FLOATS, stored, HEAD_SIZES):
+        heads, kv_heads, count = 32, 8, 7
+        scales = _empty(9, 16, 2, kv_heads, dtype=torch.float32) if kv_dtype else None
+        run = partial(
+            rope_and_cache,
+            _empty(count, heads + 2 * kv_heads, size, dtype=dtype), _empty(99, size, dtype=dtype), _empty(99, size, dtype=dtype),
+            _empty(9, 16, 2, kv_heads, size, dtype=kv_dtype or dtype), _empty(count, dtype=torch.int64), heads,
+            positions=_empty(count, dtype=torch.int64), kv_scales=scales,
+        )  # fmt: skip
+        yield BuildCase(f"rope {dtype} kv={kv_dtype or dtype} {size}", run, quick=size == 128 and dtype == torch.bfloat16)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["dot", "tanh", "to_float"]
+__all__ = ["dot", "quantise", "tanh", "to_float"]
 
 
 @triton.jit
@@ -33,4 +33,18 @@ def to_float(x, dtype: tl.constexpr):
     """Return `x`, of a float dtype or int8, in float `dtype`."""
     if x.dtype == tl.int8:
         x = x.to(tl.float32)  # there is no direct way to bfloat16 before sm_90, and none in the interpreter
+    return x.to(dtype)
+
+
+@triton.jit
+def quantise(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Return the float32 `x`, already scaled into range, rounded to int8, or to the nearest even of a float8 `dtype`."""
+    if dtype == tl.int8:
+        # casts to integers truncate; half is rounded up, which moves the value by no more than another tie rule would
+        x = tl.floor(x + 0.5)
+    elif INTERPRETED:
+        # the interpreter's cast loses the carry of a mantissa that rounds up to the next power of two: round to
+        # float8_e4m3fn's 3 bits of 23 here, so that the cast has nothing left to round
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
     return x.to(dtype)
