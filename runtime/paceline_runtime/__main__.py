@@ -201,13 +201,14 @@ def _default_name(model: str | None) -> str:
 def _run(settings: RuntimeSettings, log_format: str) -> int:
     """Take the ports and the token file before anything heavy is loaded, then serve."""
     from paceline_runtime.admin_auth import TokenFile
-    from paceline_runtime.server import Doors, run_server
     from paceline_runtime.sockets import listen
 
     set_up_logging(log_format, "api")
     tokens = None if settings.admin_token_file is None else TokenFile(settings.admin_token_file)
     public = listen(settings.host, settings.port, "--port")
     admin = None if tokens is None else listen(settings.host, settings.admin_port, "--admin-port")
+    from paceline_runtime.server import Doors, run_server  # half a second of web framework
+
     return run_server(settings, Doors(public, admin, tokens))
 
 

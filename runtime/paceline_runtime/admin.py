@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -11,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_core.errors import FormatError, KnobError, RevisionConflict
-from paceline_core.wire import KnobsPatch, ObserveDocument, from_json, to_json
+from paceline_core.wire import KnobsPatch, from_json, to_json
 from paceline_runtime.admin_auth import TokenFile
 from paceline_runtime.api_errors import ApiError, error_body, install_error_handlers, invalid
 from paceline_runtime.engine_client import KnobsNotTaken
@@ -140,8 +141,10 @@ def _add_observe(app: FastAPI, service: Service) -> None:
     @app.get("/admin/observe")
     async def observe(since: int = Query(0, ge=0), instance: str | None = None) -> Response:
         """What is new since a cursor: requests, steps, gauges, the step-time model."""
-        document: ObserveDocument = service.log.read(since, instance, state())
-        return JSONResponse(to_json(document))
+        document = service.log.read(since, instance, state())
+        # 5,000 records take 0.1 s to encode: on a thread, so that no stream stutters when the operator looks
+        body = await asyncio.to_thread(lambda: json.dumps(to_json(document), separators=(",", ":")))
+        return Response(body, media_type="application/json")
 
 
 def _add_drain(app: FastAPI, service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import StrEnum
 
 from paceline_runtime.logs import log_event
@@ -19,11 +20,15 @@ class DrainPhase(StrEnum):
 
 
 class Drain:
-    """Counts requests in flight and walks through the phases, once. Times are seconds."""
+    """Counts requests in flight and walks through the phases, once. Times are seconds.
 
-    def __init__(self, propagation: float, timeout: float) -> None:
+    `on_closed` is called when no new work is taken any more.
+    """
+
+    def __init__(self, propagation: float, timeout: float, on_closed: Callable[[], None]) -> None:
         self._propagation = propagation
         self._timeout = timeout
+        self._on_closed = on_closed
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
@@ -53,6 +58,7 @@ class Drain:
     def close(self) -> None:
         """Refuse new work from now on."""
         self.phase = DrainPhase.CLOSED
+        self._on_closed()
 
     async def _walk(self) -> None:
         await asyncio.sleep(self._propagation)

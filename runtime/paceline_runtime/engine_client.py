@@ -22,6 +22,7 @@ from paceline_runtime.logs import log_event
 from paceline_runtime.messages import (
     AbortSequence,
     AddSequence,
+    CloseSource,
     EngineFailed,
     EngineReady,
     FromEngine,
@@ -126,6 +127,11 @@ class EngineClient:
         """Abort every sequence (the drain's time is over)."""
         for sequence in list(self._live.values()):
             self.stop(sequence, FinishReason.ABORT)
+
+    def close_source(self) -> None:
+        """Tell the engine that no more sequences will come."""
+        if self.state is EngineState.READY and self._link is not None:
+            self._link.send(CloseSource())
 
     @property
     def live(self) -> Mapping[int, LiveSequence]:

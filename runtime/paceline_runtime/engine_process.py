@@ -38,6 +38,7 @@ from paceline_runtime.messages import (
     SetKnobs,
     StepOutput,
     StepStatistics,
+    ToEngine,
     decode_to_engine,
     encode,
 )
@@ -99,13 +100,15 @@ class EngineLoop:
                 return
             self._handle(decode_to_engine(data))
 
-    def _handle(self, message: AddSequence | AbortSequence | SetKnobs) -> None:
+    def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddSequence):
             self._add(message)
         elif isinstance(message, AbortSequence):
             self.engine.abort(message.seq_id, message.reason)
-        else:
+        elif isinstance(message, SetKnobs):
             self._set_knobs(message)
+        else:
+            self.engine.close_source()
 
     def _set_knobs(self, message: SetKnobs) -> None:
         try:

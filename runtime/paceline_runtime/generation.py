@@ -86,6 +86,7 @@ class Generation:
         try:
             return await asyncio.wait_for(self._sequence.take(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
+            self._client.stop(self._sequence, FinishReason.REFUSED)
             raise _deadline_passed() from None
 
 

@@ -1,7 +1,7 @@
 """What the API process and the engine process say to each other: msgspec structs as MessagePack over ZeroMQ.
 
 ```
-API → engine   AddSequence  AbortSequence  SetKnobs
+API → engine   AddSequence  AbortSequence  SetKnobs  CloseSource
 engine → API   EngineReady  EngineFailed  StepOutput  KnobsApplied  KnobsRefused  Heartbeat
 ```
 Every `AddSequence` is answered by exactly one `SequenceEnded` (inside a `StepOutput`), or by the death of the engine
@@ -21,6 +21,7 @@ from paceline_runtime.sampling_params import SamplingParams
 __all__ = [
     "AbortSequence",
     "AddSequence",
+    "CloseSource",
     "EngineFailed",
     "EngineReady",
     "FromEngine",
@@ -64,7 +65,11 @@ class SetKnobs(msgspec.Struct, frozen=True, tag=True, array_like=True):
     knobs: dict[str, Any]
 
 
-ToEngine = AddSequence | AbortSequence | SetKnobs
+class CloseSource(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """No more sequences will come: static batching need not wait for a full batch any more."""
+
+
+ToEngine = AddSequence | AbortSequence | SetKnobs | CloseSource
 
 
 class SequenceEnded(msgspec.Struct, frozen=True, array_like=True):

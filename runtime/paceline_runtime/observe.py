@@ -19,7 +19,7 @@ __all__ = ["ObserveLog", "ObserveState", "prefix_hashes"]
 T = TypeVar("T")
 REQUESTS_KEPT = 8192  # about 2 MB
 STEPS_KEPT = 32_768  # 5 minutes at 100 steps/s; about 8 MB
-PAGE = 10_000  # records in one answer: about 2 MB of JSON
+PAGE = 5000  # records in one answer: about 1 MB of JSON
 _HASH_BYTES = 6  # below 2^53, so that every JSON reader keeps it exact
 
 

@@ -93,16 +93,17 @@ class ChatReply(Reply):
 
 
 async def event_stream(
-    reply: Reply, generation: Generation, first: str | None, pieces: AsyncIterator[str], *, include_usage: bool
+    reply: Reply, generation: Generation, first: str, pieces: AsyncIterator[str], *, include_usage: bool
 ) -> AsyncIterator[bytes]:
-    """Yield a generation as server-sent events; `first` is the piece that was waited for before the headers went out.
+    """Yield a generation as server-sent events; `first` was waited for before the headers went out; it is
+    empty if no text comes at all.
 
     An error in the middle becomes an event of its own, and no `[DONE]` follows.
     """
     try:
         for event in reply.opening():
             yield event
-        if first is not None:
+        if first:
             yield reply.piece(first, None)
         async for piece in pieces:
             yield reply.piece(piece, None)

@@ -107,8 +107,14 @@ class Recorder:
             preemptions=ended.preemptions if ended is not None else 0,
             priority=s.priority,
             max_tokens=s.params.max_tokens,
-            prefix_hashes=prefix_hashes(s.tokens, self._knobs.target.block_size, self._hash_key),
+            prefix_hashes=self._prefix_hashes(sequence),
         )
+
+    def _prefix_hashes(self, sequence: LiveSequence) -> tuple[int, ...]:
+        if sequence.prefix_hashes is None:
+            block_size = self._knobs.target.block_size
+            sequence.prefix_hashes = prefix_hashes(sequence.submission.tokens, block_size, self._hash_key)
+        return sequence.prefix_hashes
 
 
 def _shifted(moment: float | None, offset: float) -> float | None:

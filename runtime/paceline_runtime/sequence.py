@@ -41,6 +41,7 @@ class LiveSequence:
         self.last_token: float | None = None
         self.ended: SequenceEnded | None = None
         self.stop_sent: FinishReason | None = None
+        self.prefix_hashes: tuple[int, ...] | None = None  # made once, when a record wants them
         self._error: EngineDied | None = None
         self._tokens: list[int] = []
         self._news = asyncio.Event()

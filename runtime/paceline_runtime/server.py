@@ -125,7 +125,7 @@ def _build_service(settings: RuntimeSettings, tokens: TokenFile | None) -> Servi
     key = secrets.token_bytes(32) if tokens is None else tokens.newest[:64]
     recorder = Recorder(metrics, log, knobs, key)
     client = EngineClient(settings.engine, knobs, recorder)
-    drain = Drain(settings.drain_propagation, settings.drain_timeout)
+    drain = Drain(settings.drain_propagation, settings.drain_timeout, client.close_source)
     return Service(settings, knobs, metrics, log, recorder, client, drain)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 
 import httpx
@@ -232,6 +233,24 @@ async def test_a_client_that_leaves_without_a_stream_frees_its_slot(shared_runti
             await request
     eventually(lambda: shared_runtime.metric("paceline_requests_total", outcome="aborted") == before + 1, "it is aborted")
     assert shared_runtime.gauges()["running"] == 0
+
+
+def test_a_client_that_does_not_read_stalls_nobody(shared_runtime: RuntimeProcess) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 3000, "stream": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", int(shared_runtime.url.rsplit(":", 1)[1])))
+        finished = shared_runtime.metric("paceline_requests_total", outcome="finished")
+        deaf.sendall(head.encode() + body)
+        eventually(lambda: shared_runtime.gauges()["running"] == 1, "it runs")
+        assert shared_runtime.complete(max_tokens=50).status_code == 200
+        # the engine finishes it, although nobody has read a byte
+        eventually(
+            lambda: shared_runtime.metric("paceline_requests_total", outcome="finished") == finished + 2, "both are finished"
+        )
 
 
 def test_a_full_queue_says_when_to_come_back(start_runtime) -> None:

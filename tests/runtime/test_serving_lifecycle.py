@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving_process import FAST, PATIENCE, SLOW, alive, events, eventually
+from serving_process import FAST, PATIENCE, SLOW, RuntimeProcess, alive, events, eventually
 
 # -- start --------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +164,28 @@ def test_sigint_ends_at_once(start_runtime) -> None:
         runtime.process.send_signal(signal.SIGINT)
         assert list(chunks)[-1]["error"]["code"] == "shutting_down"
     assert runtime.process.wait(PATIENCE) == 130
+
+
+def test_a_drain_starts_a_static_batch_that_would_never_fill(start_runtime) -> None:
+    runtime = start_runtime(
+        "--batching-strategy", "static", "--static-flush", "never", "--max-num-seqs", "4", "--drain-propagation", "1ms"
+    )
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(runtime.complete, max_tokens=3)
+        eventually(lambda: runtime.gauges()["waiting"] == 1, "it waits for others")
+        runtime.process.send_signal(signal.SIGTERM)
+        assert waiting.result().json()["usage"]["completion_tokens"] == 3
+    assert runtime.process.wait(PATIENCE) == 0
+
+
+def test_sigterm_while_loading(step_model: str, tmp_path: Path) -> None:
+    runtime = RuntimeProcess(tmp_path, [*clock(step_model), "--drain-propagation", "1ms"])
+    try:
+        assert runtime.http.get("/health/live").status_code == 200
+        runtime.process.send_signal(signal.SIGTERM)
+        assert runtime.process.wait(PATIENCE) == 0
+    finally:
+        runtime.close()
 
 
 # -- death --------------------------------------------------------------------------------------------------------------
