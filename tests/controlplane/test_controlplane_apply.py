@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from servers import Api, config_map, deployment, eventually, managers
+from servers import STRATEGIC, Api, config_map, deployment, eventually, managers
 
 
 @pytest.fixture
@@ -158,6 +158,25 @@ def test_a_whole_item_can_be_given_up(api: Api, dep: str) -> None:
     after = api.apply(dep, body).ok()["spec"]["template"]["spec"]
     assert [c["name"] for c in after["containers"]] == ["main"]
     assert not after.get("volumes")
+
+
+def test_an_item_goes_even_if_others_own_a_field_inside(api: Api, dep: str) -> None:
+    body = deployment("d", paused=True)
+    api.apply(dep, body).ok()
+    changed = [{"name": "main", "env": [{"name": "A", "value": "2"}]}]
+    patch = {"spec": {"template": {"spec": {"containers": changed}}}}
+    api.patch(dep, patch, STRATEGIC, fieldManager="editor").ok()
+    del body["spec"]["template"]["spec"]["containers"][0]["env"]
+    after = api.apply(dep, body).ok()
+    assert "env" not in after["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_undeclared_fields_cannot_be_applied(api: Api, ns: str, widgets: Callable[..., str]) -> None:
+    version = "/".join(widgets(ns).split("/")[2:4])
+    body = {"apiVersion": version, "kind": "Widget", "metadata": {"name": "w"}, "spec": {"size": 1, "unknown": 1}}
+    answer = api.apply(widgets(ns, "w"), body)
+    assert answer.status == 500
+    assert ".spec.unknown: field not declared in schema" in answer.body["message"]
 
 
 def test_ports_are_keyed_by_number_and_protocol(api: Api, dep: str) -> None:

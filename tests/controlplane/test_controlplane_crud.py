@@ -200,6 +200,7 @@ def test_deployments_get_defaults(api: Api, ns: str) -> None:
     podspec = spec["template"]["spec"]
     assert (podspec["restartPolicy"], podspec["dnsPolicy"]) == ("Always", "ClusterFirst")
     assert podspec["terminationGracePeriodSeconds"] == 30
+    assert "enableServiceLinks" not in podspec  # a default of Pods, not of templates
     container = podspec["containers"][0]
     assert (container["imagePullPolicy"], container["terminationMessagePolicy"]) == ("IfNotPresent", "File")
 
@@ -209,6 +210,7 @@ def test_deployments_get_defaults(api: Api, ns: str) -> None:
     [
         ({"selector": {"matchLabels": {"app": "other"}}}, "spec.template.metadata.labels"),
         ({"replicas": -1}, "spec.replicas"),
+        ({"strategy": {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}}, "spec.strategy.rollingUpdate"),
         ({"template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": []}}}, "spec.template.spec.containers"),
     ],
 )
@@ -217,6 +219,29 @@ def test_a_wrong_deployment_is_invalid(api: Api, ns: str, change: dict, field: s
     assert (answer.status, answer.reason) == (422, "Invalid")
     assert field in [cause["field"] for cause in answer.body["details"]["causes"]]
     assert answer.body["message"].startswith('Deployment.apps "d" is invalid: ')
+
+
+def test_pods_get_defaults(api: Api, ns: str) -> None:
+    body = pod("p")
+    body["spec"]["containers"][0] |= {
+        "resources": {"limits": {"memory": "1Gi"}},
+        "readinessProbe": {"httpGet": {"port": 80}},
+    }
+    body["spec"]["volumes"] = [{"name": "c", "configMap": {"name": "c"}}, {"name": "s", "secret": {"secretName": "s"}}]
+    stored = api.post(f"/api/v1/namespaces/{ns}/pods", body).ok()
+    spec, container = stored["spec"], stored["spec"]["containers"][0]
+    assert (spec["restartPolicy"], spec["schedulerName"], spec["enableServiceLinks"]) == (
+        "Always",
+        "default-scheduler",
+        True,
+    )
+    assert container["resources"]["requests"] == {"memory": "1Gi"}
+    assert container["ports"] == [{"containerPort": 80, "protocol": "TCP"}]
+    probe = container["readinessProbe"]
+    assert probe["httpGet"] == {"path": "/", "port": 80, "scheme": "HTTP"}
+    assert (probe["periodSeconds"], probe["timeoutSeconds"], probe["failureThreshold"]) == (10, 1, 3)
+    assert [v["configMap"]["defaultMode"] for v in spec["volumes"] if "configMap" in v] == [420]
+    assert stored["status"]["phase"] == "Pending"
 
 
 def test_the_selector_of_a_deployment_is_immutable(api: Api, ns: str) -> None:

@@ -213,6 +213,10 @@ def test_sigterm_ends_it_quietly_with_open_watches(tmp_path: Path) -> None:
     api.http.close()
 
 
+def test_sigterm_right_after_the_start_is_heard(tmp_path: Path) -> None:
+    assert start(tmp_path).stop(signal.SIGTERM) == 0
+
+
 @pytest.fixture(scope="module")
 def kubectl(server: Embedded, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Run kubectl against the server and return what it printed."""

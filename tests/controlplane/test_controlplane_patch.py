@@ -149,5 +149,21 @@ def test_custom_resources_take_no_strategic_merge(api: Api, ns: str, widgets: Ca
     assert MERGE in answer.body["message"]
 
 
+def test_the_format_is_checked_before_the_object(api: Api, ns: str, widgets: Callable[..., str]) -> None:
+    assert api.patch(widgets(ns, "none"), {}, STRATEGIC).status == 415
+
+
+def test_patched_items_come_first_unless_the_live_order_says_otherwise(api: Api, dep: str) -> None:
+    def environment(*names: str) -> list[str]:
+        env = [{"name": name, "value": "1"} for name in names]
+        body = {"spec": {"template": {"spec": {"containers": [{"name": "main", "env": env}]}}}}
+        stored = api.patch(dep, body, STRATEGIC).ok()
+        return [e["name"] for e in stored["spec"]["template"]["spec"]["containers"][0]["env"]]
+
+    assert environment("B") == ["B", "A"]
+    assert environment("C", "D") == ["C", "D", "B", "A"]
+    assert environment("A", "C") == ["D", "B", "A", "C"]
+
+
 def _version(path: str) -> str:
     return "/".join(path.split("/")[2:4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,9 +92,14 @@ def _merge_items(live: list[Any], config: list[Any], layout: Layout) -> list[Any
     return list(items.values())
 
 
-def _prune(obj: Json, gone: Iterable[Path], kept: set[Path], layout: Layout) -> None:
-    """Remove in place what the manager gave up, unless somebody owns it or something inside it."""
-    alive = {path[:size] for path in kept for size in range(1, len(path) + 1)}
+def _prune(obj: Json, gone: Collection[Path], kept: set[Path], layout: Layout) -> None:
+    """Remove in place what the manager gave up, unless somebody owns it or something inside it.
+
+    A list item lives on only if somebody owns the item itself; owning a field inside isn't enough (as in the real server).
+    """
+    items = {path for path in gone if path not in kept and not path[-1].startswith("f:")}
+    prefixes = [[path[:size] for size in range(1, len(path) + 1)] for path in kept]
+    alive = {prefix for chain in prefixes if items.isdisjoint(chain) for prefix in chain}
     for path in sorted(gone, key=len):  # an item goes whole, before what is inside it
         if path not in alive and not _identifies(path):
             _remove(obj, path, alive, layout)

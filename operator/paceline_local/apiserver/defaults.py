@@ -19,7 +19,6 @@ _POD = {
     "schedulerName": "default-scheduler",
     "terminationGracePeriodSeconds": 30,
     "securityContext": {},
-    "enableServiceLinks": True,
 }
 _CONTAINER = {"terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File", "resources": {}}
 _PROBE = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
@@ -66,11 +65,21 @@ def _replica_set(obj: Json) -> None:
 
 def _template(spec: Json) -> None:
     if isinstance(spec.get("template"), dict):
-        _pod(spec["template"])
+        _pod_spec(spec["template"].setdefault("spec", {}))
 
 
 def _pod(obj: Json) -> None:
+    """Fill a Pod; two defaults aren't given to templates."""
     spec = obj.setdefault("spec", {})
+    _pod_spec(spec)
+    _fill(spec, {"enableServiceLinks": True})
+    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
+        limits = container["resources"].get("limits") or {}
+        if limits:  # a limit without a request requests the limit
+            _fill(container["resources"].setdefault("requests", {}), limits)
+
+
+def _pod_spec(spec: Json) -> None:
     _fill(spec, _POD)
     if "serviceAccountName" in spec:
         _fill(spec, {"serviceAccount": spec["serviceAccountName"]})
@@ -93,9 +102,6 @@ def _container(container: Json) -> None:
             _fill(container[probe], _PROBE)
             if "httpGet" in container[probe]:
                 _fill(container[probe]["httpGet"], {"path": "/", "scheme": "HTTP"})
-    limits = (container.get("resources") or {}).get("limits") or {}
-    if limits:  # a limit without a request requests the limit
-        _fill(container["resources"].setdefault("requests", {}), limits)
     for variable in container.get("env") or []:
         reference = (variable.get("valueFrom") or {}).get("fieldRef")
         if reference is not None:

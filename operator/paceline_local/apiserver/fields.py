@@ -186,14 +186,14 @@ def _walk(value: Any, layout: Layout, path: Path, found: dict[Path, Any]) -> Non
     if isinstance(value, dict) and (value or not path) and not layout.atomic:
         for name, inner in value.items():
             _walk(inner, layout.child(name), (*path, f"f:{name}"), found)
-    elif isinstance(value, list) and value and layout.keys:
+    elif isinstance(value, list) and layout.keys:
         for item in value:
             here = (*path, item_element(item, layout))
             if here in found:
                 raise bad_request(f"{path_text(path)}: duplicate entries for key {here[-1][2:]}")
             found[here] = None
             _walk_item(item, layout.items(), here, found)
-    elif isinstance(value, list) and value and layout.is_set:
+    elif isinstance(value, list) and layout.is_set:
         found.update({(*path, f"v:{_compact(item)}"): None for item in value})
     else:
         found[path] = value

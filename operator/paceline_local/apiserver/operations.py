@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline_local.apiserver import apply, lifecycle, patches
+from paceline_local.apiserver import apply, lifecycle, patches, schema
 from paceline_local.apiserver.admission import admit
 from paceline_local.apiserver.conversion import convert, established, to_stored
 from paceline_local.apiserver.errors import (
@@ -71,6 +71,7 @@ class Operations:
         """Change an object as a patch document says (PATCH)."""
         if content_type == APPLY:
             return self._apply(target, document, options)
+        check_format(content_type, target.resource)
         live = self.live(target)
         changed = patched(live, content_type, document, target.resource)
         return self.replace(target, live, _identified(target, changed), options)
@@ -84,6 +85,7 @@ class Operations:
         if metadata(config).get("managedFields"):
             raise bad_request("metadata.managedFields must be nil")
         wanted = _applicable(resource, config, target.subresource)
+        _check_declared(resource, wanted)
         manager = apply.Manager(options.manager, "Apply", resource.api_version, target.subresource)
         live = self.store.get(target.key)
         if live is None:
@@ -204,11 +206,15 @@ class Operations:
             raise conflict(target.resource.qualified, target.name, why)
 
 
-def patched(live: Json, content_type: str, document: Any, resource: Resource) -> Json:
-    """Return `live` changed by a patch that isn't an apply; raises the 415 of a format that the resource doesn't take."""
+def check_format(content_type: str, resource: Resource) -> None:
+    """Raise the 415 of a patch format that the resource doesn't take."""
     accepted = [JSON_PATCH, MERGE, APPLY] + ([] if resource.custom else [STRATEGIC])
     if content_type not in accepted:
         raise unsupported_media_type(content_type, accepted)
+
+
+def patched(live: Json, content_type: str, document: Any, resource: Resource) -> Json:
+    """Return `live` changed by a patch that isn't an apply."""
     if content_type == JSON_PATCH:
         result = patches.json_patch(live, document)
     elif not isinstance(document, dict):
@@ -235,6 +241,14 @@ def _applicable(resource: Resource, config: Json, subresource: str) -> Json:
     if subresource == "status":
         return {key: value for key, value in config.items() if key in ("apiVersion", "kind", "status")}
     return {key: value for key, value in config.items() if key != "status" or not resource.status}
+
+
+def _check_declared(resource: Resource, config: Json) -> None:
+    """Raise the 500 that the real server answers when a field of an applied configuration isn't in the schema."""
+    unknown = schema.prune(config, resource.schema)[1] if resource.custom else []
+    if unknown:
+        why = f"failed to create typed patch object: .{unknown[0]}: field not declared in schema"
+        raise ApiError(500, "InternalError", why)
 
 
 def _without_managers(body: Json) -> Json:

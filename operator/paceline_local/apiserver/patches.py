@@ -123,7 +123,7 @@ def strategic_patch(target: Json, patch: Mapping[str, Any], layout: Layout) -> J
             _set_member(out, name, value, layout.child(name))
     for name in [name for name in patch if name.startswith(_ORDER)]:
         field = name.removeprefix(_ORDER)
-        out[field] = _ordered(out.get(field) or [], patch[name], layout.child(field))
+        out[field] = _ordered(out.get(field) or [], patch[name], target.get(field) or [], layout.child(field))
     return out
 
 
@@ -141,7 +141,8 @@ def _set_member(out: Json, name: str, value: Any, layout: Layout) -> None:
         else:
             out[name] = merged
     elif isinstance(value, list) and layout.keys:
-        out[name] = _merge_list(out.get(name) or [], value, layout)
+        present = out.get(name) or []
+        out[name] = _ordered(_merge_list(present, value, layout), value, present, layout)
     elif isinstance(value, list) and layout.is_set:
         present = out.get(name) or []
         out[name] = [*present, *(item for item in value if item not in present)]
@@ -166,13 +167,24 @@ def _merge_list(target: Sequence[Json], patch: Sequence[Json], layout: Layout) -
     return out
 
 
-def _ordered(items: list[Any], order: Sequence[Any], layout: Layout) -> list[Any]:
-    """Sort `items` as `order` says; those that it doesn't name keep their place at the end."""
-    key = layout.keys[0] if layout.keys else None
-    wanted = [entry[key] if key else entry for entry in order]
-    names = [item.get(key) if key else item for item in items]
-    rank = {index: wanted.index(name) if name in wanted else len(wanted) for index, name in enumerate(names)}
-    return [items[index] for index in sorted(rank, key=rank.__getitem__)]
+def _ordered(items: list[Any], wanted: Sequence[Any], live: Sequence[Any], layout: Layout) -> list[Any]:
+    """Sort merged `items` as `wanted` says; each other one goes before what followed it in `live`."""
+    names = [_name(item, layout) for item in live]
+    order = [_name(item, layout) for item in wanted]
+    named = sorted(
+        (item for item in items if _name(item, layout) in order), key=lambda item: order.index(_name(item, layout))
+    )
+    rest = [item for item in items if _name(item, layout) not in order]
+    out = []
+    while named and rest:
+        first, second = _name(rest[0], layout), _name(named[0], layout)
+        before = first in names and second in names and names.index(first) < names.index(second)
+        out.append((rest if before else named).pop(0))
+    return [*out, *rest, *named]
+
+
+def _name(item: Any, layout: Layout) -> Any:
+    return item.get(layout.keys[0]) if layout.keys else item
 
 
 def _plain(value: Any) -> Any:

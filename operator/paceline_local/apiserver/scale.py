@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline_local.apiserver.errors import FieldError, bad_request, conflict, invalid, no_route
 from paceline_local.apiserver.objects import Json, dig, label_text, metadata, replaced
-from paceline_local.apiserver.operations import Operations, patched
+from paceline_local.apiserver.operations import Operations, check_format, patched
 from paceline_local.apiserver.resources import ScalePaths
 from paceline_local.apiserver.targets import Reply, Target, WriteOptions
 
@@ -20,7 +20,10 @@ def read_scale(operations: Operations, target: Target) -> Json:
 
 def write_scale(operations: Operations, target: Target, content_type: str | None, body: Any, options: WriteOptions) -> Reply:
     """Set the replicas by a whole Scale (`content_type` None) or by a patch of it."""
-    paths, live = _paths(target), operations.live(target)
+    paths = _paths(target)
+    if content_type is not None:
+        check_format(content_type, target.resource)
+    live = operations.live(target)
     scale = body if content_type is None else patched(_scale(live, paths), content_type, body, target.resource)
     replicas = dig(scale, ("spec", "replicas"), 0)
     if isinstance(replicas, bool) or not isinstance(replicas, int):

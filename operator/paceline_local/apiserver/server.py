@@ -80,8 +80,9 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     port = await _listen(runner, settings)
     kubeconfig = write_kubeconfig(settings.state, f"https://{_bracketed(settings.host)}:{port}", read_token(settings.state))
     collector = asyncio.create_task(Collector(operations).run())
+    stop = _stop_event()
     ready(f"ready at https://{_bracketed(settings.host)}:{port} (kubeconfig {kubeconfig})")
-    await _stop_signal()
+    await stop.wait()
     collector.cancel()
     await runner.cleanup()
     journal.close()
@@ -100,11 +101,12 @@ async def _listen(runner: web.AppRunner, settings: Settings) -> int:
     return port
 
 
-async def _stop_signal() -> None:
+def _stop_event() -> asyncio.Event:
+    """Return what SIGINT and SIGTERM set."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
+    return stop
 
 
 def _bootstrap(operations: Operations) -> None:

@@ -84,6 +84,9 @@ def _workload(obj: Json) -> Iterator[FieldError]:
         )
     if spec.get("replicas", 0) < 0:
         yield FieldError("spec.replicas", "Invalid value", "must be greater than or equal to 0", spec["replicas"])
+    if dig(spec, ("strategy", "type")) == "Recreate" and dig(spec, ("strategy", "rollingUpdate")):
+        detail = "may not be specified when strategy `type` is 'Recreate'"
+        yield FieldError("spec.strategy.rollingUpdate", "Forbidden", detail)
     yield from _pod_spec(dig(spec, ("template", "spec"), {}), "spec.template.spec")
 
 
