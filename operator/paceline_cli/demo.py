@@ -106,6 +106,7 @@ class _Stage:
                 return conditions.get("Ready", {}).get("status") == "True"
 
             _wait(ready, READY_TIMEOUT, f"{fleet.name} didn't become Ready")
+        self._console.print()
 
     def ask(self, url: str) -> None:
         """Ask one chat question and stream the answer."""

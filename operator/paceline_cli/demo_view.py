@@ -36,8 +36,8 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("output tok/s", lambda run: run.load.output_tokens_per_s, "{:.1f}", higher_is_better=True),
-    _Column("slots in use", lambda run: run.slot_utilisation, "{:.0%}", higher_is_better=True),
+    _Column("out tok/s", lambda run: run.load.output_tokens_per_s, "{:.1f}", higher_is_better=True),
+    _Column("slots used", lambda run: run.slot_utilisation, "{:.0%}", higher_is_better=True),
     _Column("mean latency", lambda run: run.load.mean_latency, "{:.1f} s"),
     _Column("p95 latency", lambda run: run.load.p95_latency, "{:.1f} s"),
     _Column("TTFT p50", lambda run: run.load.ttft_p50, "{:.2f} s"),
@@ -61,10 +61,10 @@ def readiness(conditions: Mapping[str, Mapping[str, Any]], pods: Sequence[PodVie
 def results_table(runs: Sequence[StrategyRun], title: str) -> Table:
     """Return the comparison of strategies; the best figure of each column is bold."""
     table = Table(title=title, title_justify="left")
-    table.add_column("strategy")
+    table.add_column("strategy", no_wrap=True)
     cells: list[list[Text]] = [[Text(run.strategy)] for run in runs]
     for column in _COLUMNS:
-        table.add_column(column.header, justify="right")
+        table.add_column(column.header, justify="right", no_wrap=True)
         values = [column.value(run) for run in runs]
         best = max(values) if column.higher_is_better else min(values)
         for row, value in zip(cells, values, strict=True):
