@@ -204,7 +204,7 @@ class Scheduler:
                 self._output_tokens += len(tokens)
                 if seq.reason is not None:
                     finished.append(seq)
-            if end >= seq.next_full and seq.stage is Stage.RUNNING:
+            if end >= seq.next_full:
                 self._kv.register(seq, end)
         for seq in finished:
             assert seq.reason is not None

@@ -156,6 +156,16 @@ def test_a_rollback_is_a_change_of_its_own_and_can_be_undone():
     assert board.knobs == Knobs(max_num_seqs=2)
 
 
+def test_a_change_that_changes_nothing_leaves_the_way_back():
+    board = KnobBoard(Knobs())
+    for seqs in (2, 2):
+        board.propose(Knobs(max_num_seqs=seqs))
+        board.apply()
+    board.rollback()
+    board.apply()
+    assert board.knobs == Knobs()
+
+
 def test_a_rollback_before_the_boundary_drops_the_change():
     board = KnobBoard(Knobs())
     board.propose(Knobs(max_num_seqs=2))

@@ -109,7 +109,7 @@ def apply(driver: Driver, kind: str, value: Any, seq_id: int) -> None:
     blocks=st.sampled_from([4, 10, 24, 60]),
     depth=st.sampled_from([1, 2]),
     burst=st.sampled_from([1, 3]),
-    script=st.lists(events, max_size=40),
+    script=st.lists(events, min_size=12, max_size=60),
 )
 def test_any_history_ends_well(knobs: Knobs, blocks: int, depth: int, burst: int, script: list[tuple[str, Any]]) -> None:
     """Blocks are conserved, limits hold, KV is right when read, and every request ends once, with the right tokens."""

@@ -93,10 +93,20 @@ class TestStatic:
         d.add(request(0, prompt=8, output=30, first=1))
         d.add(request(1, prompt=8, output=30, first=2))
         d.add(request(2, prompt=1, output=1))
+        d.now = 1000.0  # long enough for anybody to lose patience, which changes nothing here
         while len(d.ended) < 2:
             assert 2 not in ids(d.step())
         assert d.ended[1].preemptions > 0
         assert d.ended[0].released == d.ended[1].released
+        d.drain()
+
+    def test_an_aborted_member_is_told_at_once(self):
+        d = driver("static", max_num_seqs=2)
+        d.add(request(0, output=9))
+        d.add(request(1, output=9))
+        d.step()
+        d.abort(0)
+        assert d.ended[0].reason is FinishReason.ABORT
         d.drain()
 
 
@@ -244,8 +254,38 @@ class TestIteration:
         d.set_knobs(knobs("iteration", slo_tpot=0.001))
         assert tokens(d.step()) == {0: 1, 1: BLOCK}
         d.add(request(2))
-        assert 2 not in ids(d.step()), "but nobody new joins"
+        d.step()
+        assert d.scheduler.num_waiting == 1, "but nobody new joins"
         d.drain()
+
+    def test_only_the_first_prompt_of_a_step_may_overstep_the_objective(self):
+        d = driver("iteration", model=StepModel(constant=0.010, prefill_tokens=0.001))
+        d.add(request(0, output=50))
+        d.step()
+        d.set_knobs(knobs("iteration", long_prefill_threshold=1))
+        d.add(request(1, prompt=40))
+        d.add(request(2, prompt=40))
+        assert tokens(d.step()) == {0: 1, 1: 1, 2: 1}
+        d.set_knobs(knobs("iteration", slo_tpot=0.001))
+        assert tokens(d.step()) == {0: 1, 1: BLOCK}
+
+    def test_prompts_that_run_get_their_chunks_by_deadline_too(self):
+        d = driver("iteration", max_num_batched_tokens=8, long_prefill_threshold=4)
+        d.add(request(0, prompt=40))
+        d.add(request(1, prompt=40, deadline=50.0))
+        assert tokens(d.step()) == {0: 4, 1: 4}
+        d.set_knobs(knobs("iteration", max_num_batched_tokens=8))
+        assert tokens(d.step()) == {1: 8}
+
+    def test_who_has_waited_too_long_goes_out_of_turn_but_not_all_the_time(self):
+        d = driver("iteration", max_num_seqs=1)
+        for seq_id in range(3):
+            d.add(request(seq_id, output=1, priority=5))
+        for seq_id in range(3, 20):
+            d.add(request(seq_id, output=1))
+        d.now = 100.0
+        order = [ids(d.step())[0] for _ in range(19)]
+        assert order == [0, *range(3, 11), 1, *range(11, 19), 2]
 
     def test_beyond_what_the_model_has_seen_it_is_not_believed(self):
         seen = {"decode_tokens": (0.0, 4.0), "prefill_tokens": (0.0, 8.0)}
@@ -351,6 +391,42 @@ class TestPreemption:
         assert d.scheduler.num_running == 3
         d.drain()
         assert d.scheduler.gauges().preemptions <= 3
+
+    def test_nobody_is_admitted_in_the_step_that_preempts(self):
+        d = driver(blocks=12, prefix_caching=False)
+        d.scheduler._kv.guard.history.observe(1)
+        for seq_id in range(3):
+            d.add(request(seq_id, prompt=8, output=24, first=seq_id))
+        while not any(plan.preempted for plan in d.plans):
+            d.add(request(100 + len(d.plans), prompt=1, output=1))
+            last = d.step()
+        assert ids(last) == [0, 1]
+        d.drain()
+
+    def test_recomputation_counts_as_prefill(self):
+        d = driver(max_num_batched_tokens=4)
+        d.add(request(0, prompt=3, output=20))
+        for _ in range(8):
+            d.step()
+        d.scheduler.resize_pool(100)
+        shapes = [d.step().shape for _ in range(3)]
+        assert [(s.prefill_tokens, s.decode_tokens) for s in shapes] == [(4, 0), (4, 0), (3, 0)]
+        assert [s.prefill_attention for s in shapes] == [4 * 4, 4 * 8, 3 * 11]
+        assert d.step().shape.context_tokens == 12
+        d.drain()
+
+    def test_at_depth_two_blocks_on_their_way_back_are_waited_for(self):
+        d = driver(blocks=6, depth=2, prefix_caching=False)
+        d.scheduler._kv.guard.history.observe(1)
+        for seq_id in range(3):
+            d.add(request(seq_id, prompt=8, output=5, first=seq_id))
+        assert ids(d.schedule()) == [0, 1, 2]
+        d.abort(2)
+        assert d.schedule() is None, "no block is free, but two come back with the plan in flight"
+        d.complete()
+        assert ids(d.schedule()) == [0, 1]
+        d.drain()
+        assert d.scheduler.gauges().preemptions == 0
 
     def test_at_depth_two_blocks_are_free_only_after_the_last_plan_that_names_them(self):
         d = driver(blocks=8, depth=2, prefix_caching=False, max_num_seqs=2)
@@ -530,6 +606,17 @@ class TestKnobsInForce:
         d.set_knobs(knobs("continuous", max_num_seqs=2))
         assert ids(d.step()) == [1, 2]
         assert set(d.ended) == {0}
+
+    def test_a_batch_that_was_dissolved_holds_nobody_later(self):
+        d = driver("static", max_num_seqs=2)
+        d.add(request(0, output=1))
+        d.add(request(1, output=4))
+        d.step()
+        for strategy in ("continuous", "static"):
+            d.set_knobs(knobs(strategy, max_num_seqs=2))
+            d.step()
+        d.step()
+        assert d.ended[1].released == d.ended[1].last_token
 
     def test_static_starts_its_first_batch_when_what_runs_has_ended(self):
         d = driver(max_num_seqs=2)
