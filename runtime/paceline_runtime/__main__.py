@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,14 @@ def _run(settings: RuntimeSettings, log_format: str) -> int:
 
     set_up_logging(log_format, "api")
     tokens = None if settings.admin_token_file is None else TokenFile(settings.admin_token_file)
-    public = listen(settings.host, settings.port, "--port")
-    admin = None if tokens is None else listen(settings.host, settings.admin_port, "--admin-port")
-    from paceline_runtime.server import Doors, run_server  # half a second of web framework
+    with ExitStack() as sockets:
+        public = sockets.enter_context(listen(settings.host, settings.port, "--port"))
+        admin = None
+        if tokens is not None:
+            admin = sockets.enter_context(listen(settings.host, settings.admin_port, "--admin-port"))
+        from paceline_runtime.server import Doors, run_server  # half a second of web framework
 
-    return run_server(settings, Doors(public, admin, tokens))
+        return run_server(settings, Doors(public, admin, tokens))
 
 
 def main() -> int:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving_process import SLOW, TOKEN, RuntimeProcess, events, eventually
+from serving_process import SLOW, TOKEN, RuntimeProcess, clock_runtime, events, eventually
 
 from paceline_core.wire import KnobsDocument, ObserveDocument, from_json
 
+START = {
+    "strategy": "continuous", "maxNumSeqs": 8, "maxNumSeqsLimit": 16, "maxQueueDelay": "50ms", "staticFlush": "1s",
+    "kvMemoryFraction": 0.9,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def changing_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimeProcess]:
+    flags = ("--max-num-seqs", "8", "--max-num-seqs-limit", "16")
+    with clock_runtime(tmp_path_factory.mktemp("runtime"), *flags) as runtime:
+        yield runtime
+
 
 @pytest.fixture
-def runtime(start_runtime) -> RuntimeProcess:
-    return start_runtime("--max-num-seqs", "8", "--max-num-seqs-limit", "16")
+def runtime(changing_runtime: RuntimeProcess) -> RuntimeProcess:
+    """One runtime for the tests that change its knobs, with the knobs that it started with."""
+    changing_runtime.knobs(**START)
+    return changing_runtime
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer é"])
@@ -42,6 +57,8 @@ def test_the_token_rotates_without_a_gap(runtime: RuntimeProcess) -> None:
     assert (status("second"), status(TOKEN)) == (200, 401)
     runtime.token_file.unlink()
     assert status("second") == 200  # a mount that is being replaced locks nobody out
+    write(TOKEN + "\n")
+    assert (status("second"), status(TOKEN)) == (401, 200)
 
 
 def test_knobs_document(runtime: RuntimeProcess) -> None:
@@ -63,8 +80,13 @@ def test_a_change_is_applied_and_rolled_back(runtime: RuntimeProcess) -> None:
     back = runtime.admin.post("/admin/knobs/rollback")
     assert back.status_code == 200
     assert eventually(runtime._settled, "settled")["knobs"] == first["knobs"]
-    assert runtime.admin.post("/admin/knobs/rollback").status_code == 409
     assert runtime.metric("paceline_knob_revision") == changed["revision"] + 1
+
+
+def test_without_a_change_there_is_nothing_to_roll_back(shared_runtime: RuntimeProcess) -> None:
+    answer = shared_runtime.admin.post("/admin/knobs/rollback")
+    assert answer.status_code == 409
+    assert answer.json()["error"]["code"] == "nothing_to_roll_back"
 
 
 def test_a_lost_race_changes_nothing(runtime: RuntimeProcess) -> None:
@@ -83,6 +105,7 @@ def test_an_old_leader_is_fenced(runtime: RuntimeProcess) -> None:
 
 
 def test_bad_knobs_are_all_named(runtime: RuntimeProcess) -> None:
+    before = runtime.admin.get("/admin/knobs").json()
     answer = runtime.admin.patch("/admin/knobs", json={"knobs": {"maxNumSeqs": 0, "strategy": "magic", "speed": 1}})
     assert answer.status_code == 422
     violations = {v["field"]: v for v in answer.json()["error"]["violations"]}
@@ -91,7 +114,7 @@ def test_bad_knobs_are_all_named(runtime: RuntimeProcess) -> None:
     crossed = runtime.admin.patch("/admin/knobs", json={"knobs": {"maxNumBatchedTokens": 4}})
     assert crossed.status_code == 422
     assert "maxNumSeqs" in crossed.json()["error"]["message"]
-    assert runtime.admin.get("/admin/knobs").json()["revision"] == 1
+    assert runtime.admin.get("/admin/knobs").json() == before
 
 
 @pytest.mark.parametrize(
@@ -171,9 +194,10 @@ def test_streams_go_on_through_switches_and_a_resized_pool(runtime: RuntimeProce
 
 
 def test_observe_gives_requests_and_steps_once(runtime: RuntimeProcess) -> None:
+    start = runtime.admin.get("/admin/observe").json()["cursor"]
     for _ in range(3):
         runtime.complete(prompt="secret " * 10, max_tokens=4).raise_for_status()
-    answer = runtime.admin.get("/admin/observe")
+    answer = runtime.admin.get("/admin/observe", params={"since": start})
     assert "secret" not in answer.text
     document = from_json(ObserveDocument, answer.json())
     assert [r.outcome for r in document.requests] == ["finished"] * 3

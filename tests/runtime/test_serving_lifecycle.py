@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from serving_process import FAST, PATIENCE, SLOW, RuntimeProcess, alive, events, eventually
+
+from paceline_runtime.__main__ import main
 
 # -- start --------------------------------------------------------------------------------------------------------------
 
@@ -24,12 +28,24 @@ def run_to_end(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def one_error_line(result: subprocess.CompletedProcess[str]) -> str:
-    assert result.returncode == 2, result
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
+def one_error_line(code: int, stderr: str) -> str:
+    lines = stderr.splitlines()
+    assert (code, len(lines)) == (2, 1), stderr
     assert lines[0].startswith("error: ")
     return lines[0]
+
+
+@pytest.fixture
+def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Call the command in this process, for what it refuses before it serves; return its line."""
+
+    def start(*args: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["paceline-runtime", "--host", "127.0.0.1", "--port", "0", *args])
+        monkeypatch.setattr(logging.root, "handlers", [])
+        monkeypatch.setattr(logging.root, "level", logging.WARNING)
+        return one_error_line(main(), capsys.readouterr().err)
+
+    return start
 
 
 @pytest.fixture
@@ -44,14 +60,14 @@ def clock(step_model: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port"])
-def test_a_taken_port_is_one_line(step_model: str, tmp_path: Path, flag: str) -> None:
+def test_a_taken_port_is_one_line(refused_start, step_model: str, tmp_path: Path, flag: str) -> None:
     token = tmp_path / "token"
     token.write_text("t")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ports = {"--port": "0", "--admin-port": "0", flag: str(port)}
         flags = [part for pair in ports.items() for part in pair]
-        line = one_error_line(run_to_end(*clock(step_model), "--admin-token-file", str(token), *flags))
+        line = refused_start(*clock(step_model), "--admin-token-file", str(token), *flags)
     assert f"port {port} on 127.0.0.1 is taken" in line
     assert flag in line
 
@@ -65,8 +81,6 @@ BAD_STARTS = [
     ([*MODEL, "--port", "70000"], "--port"),
     ([*MODEL, "--step-model", "x"], "--device clock only"),
     ([*MODEL, "--admin-token-file", "/nonexistent/token"], "admin token file"),
-    (["--model", "/nonexistent/model.gguf"], "/nonexistent/model.gguf"),
-    (["--model", "ftp://x/y"], "ftp"),
     (["--device", "clock"], "--step-model"),
     (["--device", "clock", "--step-model", "/nonexistent.json"], "/nonexistent.json"),
     ([], "--model"),
@@ -75,8 +89,17 @@ BAD_STARTS = [
 
 
 @pytest.mark.parametrize(("args", "words"), BAD_STARTS, ids=[" ".join(a[-2:]) or "nothing" for a, _ in BAD_STARTS])
-def test_a_bad_start_is_one_line(args: list[str], words: str) -> None:
-    assert words in one_error_line(run_to_end("--port", "0", *args))
+def test_a_bad_start_is_one_line(refused_start, args: list[str], words: str) -> None:
+    assert words in refused_start(*args)
+
+
+@pytest.mark.parametrize("model", ["/nonexistent/model.gguf", "ftp://x/y", "CORRUPT"])
+def test_a_bad_model_is_one_line(tmp_path: Path, model: str) -> None:
+    if model == "CORRUPT":
+        (tmp_path / "x.gguf").write_bytes(b"GGUF" + bytes(60))
+        model = str(tmp_path / "x.gguf")
+    result = run_to_end("--port", "0", "--model", model)
+    assert model.rsplit("/", 1)[-1] in one_error_line(result.returncode, result.stderr)
 
 
 @pytest.mark.parametrize(
@@ -88,17 +111,17 @@ def test_a_bad_start_is_one_line(args: list[str], words: str) -> None:
         ('{"knobs": {"x": 1}}', "x=1"),
     ],
 )
-def test_a_bad_knobs_file_is_one_line(step_model: str, tmp_path: Path, text: str, words: str) -> None:
+def test_a_bad_knobs_file_is_one_line(refused_start, step_model: str, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "knobs.json"
     path.write_text(text)
-    assert words in one_error_line(run_to_end(*clock(step_model), "--port", "0", "--knobs-file", str(path)))
+    assert words in refused_start(*clock(step_model), "--knobs-file", str(path))
 
 
 @pytest.mark.parametrize("change", [{"constant": -1}, {"constant": "x"}, {"schemaVersion": 7}])
-def test_a_bad_step_model_is_one_line(tmp_path: Path, change: dict) -> None:
+def test_a_bad_step_model_is_one_line(refused_start, tmp_path: Path, change: dict) -> None:
     path = tmp_path / "step-model.json"
     path.write_text(json.dumps({**FAST, **change}))
-    assert "step model" in one_error_line(run_to_end("--device", "clock", "--step-model", str(path), "--port", "0"))
+    assert "step model" in refused_start(*clock(str(path)))
 
 
 def test_knob_files_and_flags_in_order(start_runtime, tmp_path: Path) -> None:
