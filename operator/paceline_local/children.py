@@ -15,6 +15,7 @@ from pathlib import Path
 from paceline_local.backoff import BackOff
 from paceline_local.container_record import tail, trim_log
 from paceline_local.processes import Process, end, start
+from paceline_local.waiting import set_within
 
 __all__ = ["Child", "ChildSpec", "ChildStatus", "Health", "last_line"]
 
@@ -93,8 +94,7 @@ class Child:
             message = f"{_ending(code)}: {last_line(self._log)}"
             log.warning("%s %s; next start in %g s", self.spec.name, message, back_off.delay)
             self._set(health=Health.WAITING, pid=None, restarts=self.status.restarts + 1, message=message)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(back_off.delay, _POLL_S))
+            await set_within(self._stop, max(back_off.delay, _POLL_S))
 
     async def _once(self) -> int | None:
         """Run the process once to its end."""

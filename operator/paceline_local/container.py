@@ -24,6 +24,7 @@ from paceline_local.errors import ApiUnavailable, ConfigMissing, LocalError
 from paceline_local.manifests import Manifest
 from paceline_local.probes import Answer, ProbeTracker, Target, ask, rules_of
 from paceline_local.processes import Process, end, kill_all, marked, start
+from paceline_local.waiting import set_within
 
 __all__ = ["CONTAINER_MARKER", "ContainerRunner", "Launch", "PodHooks", "resolve_command"]
 
@@ -189,8 +190,7 @@ class ContainerRunner:
             await self._sleep(delay)
 
     async def _sleep(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
+        await set_within(self._stop, seconds)
 
     def _wait_for(self, reason: str, message: str, *, event: str = "Failed") -> None:
         waiting = Waiting(reason, message)
@@ -233,8 +233,10 @@ class ContainerRunner:
         probe = self._container[kind]
         rules, eager = rules_of(probe), kind != "livenessProbe"
         tracker, counted = ProbeTracker(rules), -math.inf
-        # a process that was adopted has had its initial delay
-        await asyncio.sleep(max(rules.initial_delay - (time.time() - self.state.started_at), 0.0))
+        # a process that was adopted has had its delay; whether one lives is asked a period after its start at the earliest:
+        # at once it can only be "no", and with a threshold of one it would never come up
+        delay = rules.initial_delay if eager else max(rules.initial_delay, rules.period)
+        await asyncio.sleep(max(delay - (time.time() - self.state.started_at), 0.0))
         while True:
             answer = await ask(self._hooks.session, probe, await self._target(), rules.timeout)
             if answer.ok or time.monotonic() - counted >= rules.period:

@@ -28,6 +28,7 @@ from paceline_local.rollout import (
     ScaleReplicaSet,
     plan_rollout,
 )
+from paceline_local.waiting import set_within
 
 __all__ = ["Controllers"]
 
@@ -68,11 +69,8 @@ class Controllers:
     async def _wait(self) -> None:
         timeout = None if self._wake_at is None else max(self._wake_at - time.time(), 0.0)
         self._wake_at = None
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+        if await set_within(self._changed, timeout):
             await asyncio.sleep(_SETTLE_S)
-        except TimeoutError:
-            pass
         self._changed.clear()
 
     def _wake(self, when: float | None) -> None:

@@ -27,6 +27,7 @@ from paceline_local.probes import Target
 from paceline_local.resources import PODS
 from paceline_local.state import MARKER, StateDir
 from paceline_local.volumes import PodVolumes, decode_object, mounts_for, referenced
+from paceline_local.waiting import set_within
 
 __all__ = ["NodeFacts", "PodWorker", "base_environment", "pod_folder_name", "scratch_name"]
 
@@ -188,8 +189,7 @@ class PodWorker:
                 log.info("%s waits: %s", key_of(self._pod), error)
             except (LocalError, OSError) as error:
                 self.note("Warning", "FailedMount", str(error))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._deleting.wait(), _RETRY_S)
+            await set_within(self._deleting, _RETRY_S)
 
     async def _stop_containers(self, grace: float) -> None:
         runners = [*self._init.values(), *self._main.values()]

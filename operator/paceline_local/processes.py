@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from paceline_local.waiting import set_within
+
 __all__ = ["Process", "ProcessId", "end", "identify", "kill_all", "marked", "start"]
 
 
@@ -78,8 +80,7 @@ async def _ended(process: ProcessId) -> None:
     try:
         while process.alive:
             # the pid may have been reused just before pidfd_open: then nothing would ever wake us
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), 5.0)
+            await set_within(ended, 5.0)
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
@@ -135,7 +136,8 @@ async def end(process: Process, grace: float) -> int | None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.id.pid, signal.SIGTERM)
     try:
-        return await asyncio.wait_for(process.wait(), grace)
+        async with asyncio.timeout(grace):
+            return await process.wait()
     except TimeoutError:
         kill_all([process.id], signal.SIGKILL)
         return await process.wait()

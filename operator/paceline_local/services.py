@@ -16,6 +16,7 @@ from paceline_local.manifests import Manifest, key_of
 from paceline_local.mirror import Mirror
 from paceline_local.resources import PODS, SERVICES
 from paceline_local.state import StateDir
+from paceline_local.waiting import set_within
 
 __all__ = ["LOCAL_ADDRESS", "Services", "local_address"]
 
@@ -63,10 +64,7 @@ class Services:
         self._addresses.retain({service["metadata"]["uid"] for service in self._services.items.values()})
         while True:
             again = await self._sync()
-            try:
-                await asyncio.wait_for(self._changed.wait(), _RETRY_S if again else None)
-            except TimeoutError:
-                continue
+            await set_within(self._changed, _RETRY_S if again else None)
             self._changed.clear()
 
     async def _sync(self) -> bool:
