@@ -10,8 +10,11 @@ import threading
 import httpx
 import openai
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from serving_process import SLOW, RuntimeProcess, events, eventually
 
+from paceline_runtime.api_schema import ChatRequest, CompletionRequest
 from paceline_runtime.backend import CLOCK_TEXT
 
 TEXT = CLOCK_TEXT * 20
@@ -187,6 +190,30 @@ def test_bad_bytes(shared_runtime: RuntimeProcess, what: str, body: bytes, kind:
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert shared_runtime.complete(max_tokens=1).status_code == 200
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, "n", "tools", "logit_bias", "user", "speed"})
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
+    fields=st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=4),
+)
+def test_no_body_makes_it_fail(shared_runtime: RuntimeProcess, path: str, fields: dict) -> None:
+    body = (
+        {"prompt": "x", "max_tokens": 2} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    )
+    answer = shared_runtime.http.post(
+        path, content=json.dumps({**body, "max_tokens": 2, **fields}), headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code < 500, answer.text
+    assert answer.status_code == 200 or answer.json()["error"]["message"]
 
 
 def test_a_chunked_body_is_counted(shared_runtime: RuntimeProcess) -> None:

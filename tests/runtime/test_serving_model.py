@@ -13,6 +13,8 @@ import pytest
 from serving_process import RuntimeProcess, events
 
 from paceline_runtime import LLM, SamplingParams
+from paceline_runtime.backend import CLOCK_TEXT
+from paceline_runtime.tokenizer import load_tokenizer
 
 pytestmark = [
     pytest.mark.model,
@@ -84,6 +86,14 @@ def test_offline_generation() -> None:
         assert llm.generate([], params) == []
         with pytest.raises(ValueError, match="need one SamplingParams"):
             llm.generate(["a", "b"], [params])
+
+
+def test_the_clock_speaks_with_the_tokenizer_of_a_model(start_runtime) -> None:
+    runtime = start_runtime("--model", MODEL)
+    ids = load_tokenizer(MODEL).encode(CLOCK_TEXT)
+    answer = runtime.complete(prompt="Hello world", max_tokens=len(ids)).json()
+    assert answer["choices"][0]["text"] == CLOCK_TEXT
+    assert answer["usage"]["prompt_tokens"] == len(load_tokenizer(MODEL).encode("Hello world"))
 
 
 def test_importing_the_package_stays_light() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -17,17 +18,21 @@ from paceline_core.plan import ScheduledSequence, StepPlan, StepShape
 from paceline_core.request import FinishReason, Request
 from paceline_core.step_time import StepModel, StepTimeFitter
 from paceline_core.wire import Gauges, KnobsPatch, RequestRecord, StepRecord
-from paceline_runtime import observe
+from paceline_runtime import engine_client, observe
 from paceline_runtime.api_errors import ApiError
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
 from paceline_runtime.engine import Engine
+from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady
 from paceline_runtime.generation import Generation
 from paceline_runtime.knob_store import KnobStore, NothingToRollBack
 from paceline_runtime.logs import log_event, set_up_logging
 from paceline_runtime.messages import (
     AddSequence,
+    EngineFailed,
+    EngineReady,
     SequenceEnded,
+    SetKnobs,
     StepOutput,
     decode_from_engine,
     decode_to_engine,
@@ -36,7 +41,7 @@ from paceline_runtime.messages import (
 from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
-from paceline_runtime.settings import SettingsError, cpu_threads
+from paceline_runtime.settings import EngineSettings, SettingsError, cpu_threads
 from paceline_runtime.step_profile import profile_steps
 from paceline_runtime.text_stream import StopMatcher, TextStream
 
@@ -436,3 +441,92 @@ def test_json_logs_are_json(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     first, second = capsys.readouterr().out.splitlines()
     assert json.loads(first)["text"] == 'with "quotes"'
     assert 'event=something text="two words"' in second
+
+
+# -- supervision ----------------------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Notes what the client reports."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def __getattr__(self, name: str):
+        return lambda *_: self.notes.append(name)
+
+
+class FakeLink:
+    """An engine that says its lines and dies."""
+
+    scripts: ClassVar[list[list[object]]] = []
+    sent: ClassVar[list[object]] = []
+    pid = 1
+    exit_text = "was ended by signal SIGKILL (out of memory?)"
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def send(self, message: object) -> None:
+        FakeLink.sent.append(message)
+
+    async def messages(self):
+        for message in FakeLink.scripts.pop(0) if FakeLink.scripts else []:
+            await asyncio.sleep(0)
+            yield message
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> tuple[EngineClient, Listener, KnobStore]:
+    monkeypatch.setattr(engine_client, "EngineLink", FakeLink)
+    monkeypatch.setattr(engine_client, "_FIRST_BACKOFF", 0.0)
+    FakeLink.scripts, FakeLink.sent = [], []
+    listener, knobs = Listener(), KnobStore(Knobs())
+    return EngineClient(EngineSettings(None, {}), knobs, listener), listener, knobs
+
+
+READY = EngineReady(100, 257, [256], 8, "clock", 0)
+
+
+async def test_an_engine_that_keeps_dying_while_loading_ends_the_server(supervised) -> None:
+    client, _, _ = supervised
+    with pytest.raises(EngineCannotStart, match=r"signal SIGKILL \(out of memory\?\) 3 times"):
+        await client.run()
+    assert client.starts == 3
+
+
+async def test_an_engine_that_says_why_it_failed_is_not_tried_again(supervised) -> None:
+    client, _, _ = supervised
+    FakeLink.scripts = [[EngineFailed("no such file")]]
+    with pytest.raises(EngineCannotStart, match="no such file"):
+        await client.run()
+    assert client.starts == 1
+
+
+async def test_an_engine_that_was_ready_is_started_again_without_end(supervised) -> None:
+    client, listener, _ = supervised
+    FakeLink.scripts = [[READY] for _ in range(7)]
+    with pytest.raises(EngineCannotStart):
+        await client.run()
+    assert client.starts == 7 + 3
+    assert listener.notes.count("engine_ready") == 7
+    with pytest.raises(EngineNotReady):
+        client.submit(Submission("r", [1], SamplingParams(), 0.0))
+
+
+async def test_knobs_that_changed_while_loading_are_sent_when_it_is_ready(supervised) -> None:
+    client, _, knobs = supervised
+
+    class Script(list):
+        def __iter__(self):
+            client.set_knobs(knobs.patch(KnobsPatch({"maxNumSeqs": 3})))  # nobody there to tell yet
+            return iter([READY])
+
+    FakeLink.scripts = [Script()]
+    with pytest.raises(EngineCannotStart):
+        await client.run()
+    assert [m.knobs["maxNumSeqs"] for m in FakeLink.sent if isinstance(m, SetKnobs)] == [3]
