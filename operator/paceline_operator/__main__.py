@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 
 import kopf
@@ -22,6 +23,9 @@ from paceline_operator.settings import Settings, load_settings, settings_help
 __all__ = ["main"]
 
 _DESCRIPTION = "Turn InferenceServices into batching pods. Talks to the API server that KUBECONFIG or the pod names."
+_ATTEMPT = re.compile(r"Request attempt #(\d+) failed")  # how kopf begins it
+_TOLD_ATTEMPTS = 2
+_ATTEMPTS_A_MINUTE = 30  # with the 2 s of `handlers._Patience`
 
 
 def main() -> None:
@@ -41,6 +45,8 @@ def _run() -> None:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for noisy in ("kopf.objects", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_tell_outages_rarely)
     metrics = Metrics()
     cluster = Cluster(load_configuration(), metrics, threads=settings.workers)
     try:
@@ -48,6 +54,12 @@ def _run() -> None:
     except OSError as error:
         raise SettingsError(f"PACELINE_METRICS_PORT={settings.metrics_port} can't be used: {error.strerror}") from error
     asyncio.run(_operate(settings, cluster, metrics))
+
+
+def _tell_outages_rarely(record: logging.LogRecord) -> bool:
+    """Pass a watch's first failed attempts, then one a minute: a server that is away for an hour is one piece of news."""
+    attempt = _ATTEMPT.match(record.getMessage())
+    return attempt is None or int(attempt[1]) <= _TOLD_ATTEMPTS or int(attempt[1]) % _ATTEMPTS_A_MINUTE == 0
 
 
 async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> None:

@@ -13,6 +13,8 @@ from paceline_operator.spec import InferenceService
 __all__ = ["Condition", "conditions_of"]
 
 Pods = Sequence[Mapping[str, Any]]
+# findings that time alone doesn't mend
+_BLOCKING = {"ContainerConfig", "ImagePull", "PodsRefused", "Unschedulable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def conditions_of(
 ) -> list[Condition]:
     """Return all conditions, in the order in which they are read."""
     alive = [pod for pod in pods if not is_leaving(pod)]
-    finding, rollout = worst(pods), _rollout(deployment)
+    finding, rollout = worst(pods) or _refused_pods(deployment), _rollout(deployment)
     found = [
         _spec_valid(spec_error),
         _ready(spec_error, failure, rollout, finding),
@@ -71,6 +73,14 @@ def _rollout(deployment: Mapping[str, Any] | None) -> _Rollout | None:
     updated, ready, total = (int(status.get(name) or 0) for name in ("updatedReplicas", "readyReplicas", "replicas"))
     current = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
     return _Rollout(desired, updated, ready, total, current)
+
+
+def _refused_pods(deployment: Mapping[str, Any] | None) -> Finding | None:
+    """Return the finding that pods can't even be made: a quota, an admission policy, a missing service account."""
+    for condition in ((deployment or {}).get("status") or {}).get("conditions") or []:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return Finding(2, "PodsRefused", f"pods can't be made: {condition.get('message', '')}")
+    return None
 
 
 def _spec_valid(spec_error: str) -> Condition:
@@ -109,7 +119,7 @@ def _progressing(
     if rollout.complete:
         return Condition("Progressing", "False", "Complete", "all pods are as the spec says")
     counts = f"{rollout.updated} of {rollout.desired} pods updated, {rollout.ready} ready"
-    if finding and (finding.crash or finding.reason in ("ImagePull", "ContainerConfig", "Unschedulable")):
+    if finding and (finding.crash or finding.reason in _BLOCKING):
         return Condition("Progressing", "False", "Blocked", f"{counts}; {finding.reason}: {finding.message}")
     return Condition("Progressing", "True", "RollingOut", f"{counts}{_because(finding)}")
 

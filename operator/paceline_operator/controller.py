@@ -48,6 +48,11 @@ class Controller:
         self._gap = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def known_services(self) -> int:
+        """The services that a pass has looked at and that still exist."""
+        return len(self._targets)
+
     def observe(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take one watch event (`type`, `object`) and queue a look at the service that it is about."""
         item = event["object"]

@@ -13,7 +13,9 @@ __all__ = ["Decision", "decisions", "event_of"]
 # conditions whose turns people want to hear of; the rest is told by these
 _TOLD = ("SpecValid", "Ready", "Progressing", "KnobsSynced")
 # on the way to the good state: no news
-_QUIET = {"Creating", "Starting", "Loading", "NoPods", "Pending", "Synced", "Valid", "ScaledToZero", "InvalidSpec"}
+_QUIET = {
+    "Creating", "InvalidSpec", "Loading", "NeedsRestart", "NoPods", "Pending", "ScaledToZero", "Starting", "Synced", "Valid",
+}  # fmt: skip
 _BAD_WHEN_FALSE = {"SpecValid", "Ready", "KnobsSynced"}
 _LONGEST = 1000  # the API server refuses messages above 1024 characters
 

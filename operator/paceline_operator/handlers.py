@@ -33,9 +33,9 @@ class _Patience:
     """Delays between attempts to reach the API server: growing, then the same for ever. It may be away for hours."""
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5, 1.0, 2.0)
+        yield from (0.2, 0.5, 1.0)
         while True:
-            yield 5.0
+            yield 2.0
 
 
 def make_settings() -> kopf.OperatorSettings:
@@ -55,15 +55,15 @@ def make_registry(controller: Controller) -> kopf.OperatorRegistry:
     """Return the handlers, bound to `controller`."""
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=registry)
+    @kopf.on.login(registry=registry, id="login")
     def login(**_: Any) -> kopf.ConnectionInfo:
         return _connection(load_configuration())
 
-    @kopf.on.startup(registry=registry)
+    @kopf.on.startup(registry=registry, id="startup")
     async def startup(**_: Any) -> None:
         await controller.start()
 
-    @kopf.on.cleanup(registry=registry)
+    @kopf.on.cleanup(registry=registry, id="cleanup")
     async def cleanup(**_: Any) -> None:
         await controller.stop()
 

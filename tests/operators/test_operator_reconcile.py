@@ -1,63 +1,19 @@
 """Passes over one service against a small fake of the cluster: what is written when, and above all what isn't."""
 
 import copy
-import itertools
 
 import pytest
+from operator_fakes import FakeCluster
 from operator_kit import MINIMAL, body, now, settings
 from operator_pods import deployment, running, waiting
 
 from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import APPLIED, SERVICE_LABEL
-from paceline_operator.overlay import overlay
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.store import Key, Store
 
 KEY = Key("team-a", "chat")
-
-
-class FakeCluster:
-    """Objects by kind and name; an apply merges as the server would, and `normalise` may rewrite what it stores."""
-
-    def __init__(self):
-        self.objects = {}
-        self.calls = []
-        self.events = []
-        self.refuse = {}
-        self.normalise = lambda item: item
-        self.pdb_version = "policy/v1"
-        self._versions = itertools.count(100)
-
-    def add(self, item):
-        item["metadata"]["resourceVersion"] = str(next(self._versions))
-        self.objects[item["kind"], item["metadata"]["name"]] = item
-        return copy.deepcopy(item)
-
-    async def get(self, kind, namespace, name):
-        self.calls.append(("get", kind))
-        return copy.deepcopy(self.objects.get((kind, name)))
-
-    async def apply(self, child):
-        kind, name = child["kind"], child["metadata"]["name"]
-        self.calls.append(("apply", kind))
-        if kind in self.refuse:
-            raise self.refuse[kind]
-        merged = overlay(self.objects.get((kind, name), {}), child)
-        merged["metadata"].setdefault("uid", f"uid-{kind}")
-        return self.add(self.normalise(copy.deepcopy(merged)))
-
-    async def patch_status(self, namespace, name, patch):
-        self.calls.append(("status", name))
-        parent = copy.deepcopy(self.objects["InferenceService", name])
-        parent["status"] = overlay(parent.get("status", {}), patch)
-        return self.add(parent)
-
-    async def create_event(self, event):
-        self.events.append(event)
-
-    def writes(self):
-        return [call for call in self.calls if call[0] != "get"]
 
 
 class World:

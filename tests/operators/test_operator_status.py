@@ -206,6 +206,16 @@ def test_tuning_is_told_honestly(mode, reason):
     assert "Tuned" not in conditions(status())
 
 
+def test_pods_that_the_server_refuses_to_make_are_told():
+    refused = deployment(total=0, updated=0)
+    message = 'pods "chat-1" is forbidden: exceeded quota: gpus'
+    refused["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True", "message": message}]
+    found = status(deployment=refused)
+    assert says(found, "Ready") == ("False", "PodsRefused")
+    assert message in conditions(found)["Ready"]["message"]
+    assert says(found, "Progressing") == ("False", "Blocked")
+
+
 def test_only_running_containers_can_be_asked():
     found = instances([running("a"), waiting("CrashLoopBackOff"), running("gone", deletionTimestamp=NOW), pod(node=None)])
     assert [instance.name for instance in found] == ["a"]

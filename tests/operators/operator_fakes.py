@@ -1,0 +1,69 @@
+"""A small fake of the cluster module: objects by kind and name, merged as the server merges them."""
+
+import copy
+import itertools
+
+from paceline_operator.errors import ApiUnavailable
+from paceline_operator.overlay import overlay
+
+
+class FakeCluster:
+    """Records calls; `refuse` holds errors by kind or by owner's name, `normalise` may rewrite what is stored."""
+
+    def __init__(self):
+        self.objects = {}
+        self.calls = []
+        self.events = []
+        self.refuse = {}
+        self.outages = 0
+        self.normalise = lambda item: item
+        self.pdb_version = "policy/v1"
+        self._versions = itertools.count(100)
+
+    def add(self, item):
+        item["metadata"]["resourceVersion"] = str(next(self._versions))
+        self.objects[item["kind"], item["metadata"]["name"]] = item
+        return copy.deepcopy(item)
+
+    async def discover(self):
+        if self.outages:
+            self.outages -= 1
+            raise ApiUnavailable("away")
+
+    async def services(self, namespace):
+        return await self.children("InferenceService", namespace)
+
+    async def children(self, kind, namespace):
+        return [copy.deepcopy(item) for (found, _), item in self.objects.items() if found == kind]
+
+    async def get(self, kind, namespace, name):
+        self.calls.append(("get", kind))
+        return copy.deepcopy(self.objects.get((kind, name)))
+
+    async def apply(self, child):
+        kind, name = child["kind"], child["metadata"]["name"]
+        self.calls.append(("apply", kind))
+        owner = child["metadata"]["ownerReferences"][0]["name"]
+        if error := self.refuse.get(kind) or self.refuse.get(owner):
+            raise error
+        merged = overlay(self.objects.get((kind, name), {}), child)
+        merged["metadata"].setdefault("uid", f"uid-{kind}")
+        return self.add(self.normalise(copy.deepcopy(merged)))
+
+    async def patch_status(self, namespace, name, patch):
+        self.calls.append(("status", name))
+        parent = copy.deepcopy(self.objects["InferenceService", name])
+        parent["status"] = overlay(parent.get("status", {}), patch)
+        return self.add(parent)
+
+    async def create_event(self, event):
+        self.events.append(event)
+
+    def writes(self):
+        return [call for call in self.calls if call[0] != "get"]
+
+    def status(self, name):
+        return self.objects.get(("InferenceService", name), {}).get("status", {})
+
+    def close(self):
+        pass

@@ -1,0 +1,140 @@
+"""The loop around the passes: it goes on whatever a pass does, and pods' knobs follow their service."""
+
+import asyncio
+import logging
+
+import pytest
+from operator_fakes import FakeCluster
+from operator_kit import MINIMAL, body, settings
+from operator_pods import running
+
+from paceline_core.knobs import Knobs, knobs_to_wire
+from paceline_core.wire import KnobsDocument
+from paceline_operator import __main__ as command
+from paceline_operator import workqueue
+from paceline_operator.controller import Controller
+from paceline_operator.errors import ApiUnavailable
+from paceline_operator.metrics import Metrics
+
+
+class Admin:
+    """The admin ports of all pods, as one."""
+
+    def __init__(self):
+        self.knobs_now, self.revision, self.reads = Knobs(), 1, 0
+
+    async def knobs(self, address, token):
+        self.reads += 1
+        wire = knobs_to_wire(self.knobs_now)
+        return KnobsDocument(self.revision, 0, wire, dict.fromkeys(wire, "applied"))
+
+    async def patch_knobs(self, address, token, knobs, revision):
+        self.knobs_now, self.revision = self.knobs_now.updated(knobs), self.revision + 1
+        return await self.knobs(address, token)
+
+    async def close(self):
+        pass
+
+
+@pytest.fixture
+async def loop(monkeypatch):
+    monkeypatch.setattr(workqueue, "_FIRST_RETRY", 0.01)
+    monkeypatch.setattr("paceline_operator.controller._START_RETRY", 0.01)
+    cluster, admin, metrics = FakeCluster(), Admin(), Metrics()
+    controller = Controller(settings(RESYNC_INTERVAL="0.05"), cluster, admin, metrics)
+    yield controller, cluster, admin, metrics
+    await controller.stop()
+
+
+async def eventually(check):
+    async with asyncio.timeout(10):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def create(controller, cluster, item):
+    """Make an object, and tell the operator as a watch would."""
+    controller.observe(item["kind"], {"type": "ADDED", "object": cluster.add(item)})
+
+
+async def test_what_is_listed_at_start_is_looked_at_once_the_server_answers(loop):
+    controller, cluster, _, _ = loop
+    cluster.add(body(name="a"))
+    cluster.add(body(name="b", uid="uid-2"))
+    cluster.outages = 3
+    await controller.start()
+    await eventually(lambda: cluster.status("a") and cluster.status("b"))
+    assert cluster.outages == 0
+
+
+async def test_a_bug_with_one_service_leaves_the_others_alone(loop, caplog):
+    controller, cluster, _, metrics = loop
+    caplog.set_level(logging.CRITICAL)
+    cluster.refuse["sick"] = ZeroDivisionError("a bug")
+    await controller.start()
+    create(controller, cluster, body(name="sick"))
+    create(controller, cluster, body(name="well", uid="uid-2"))
+    await eventually(lambda: cluster.status("well"))
+    await eventually(lambda: metrics.reconciles.labels("error")._value.get() >= 2)  # and it is tried again
+    del cluster.refuse["sick"]
+    await eventually(lambda: cluster.status("sick"))
+
+
+async def test_an_unreachable_server_is_tried_again(loop):
+    controller, cluster, _, metrics = loop
+    cluster.refuse["chat"] = ApiUnavailable("away")
+    await controller.start()
+    create(controller, cluster, body())
+    await eventually(lambda: metrics.reconciles.labels("unavailable")._value.get() >= 2)
+    del cluster.refuse["chat"]
+    await eventually(lambda: ("Deployment", "chat") in cluster.objects)
+
+
+async def test_knobs_follow_the_spec_and_stay(loop):
+    controller, cluster, admin, _ = loop
+    await controller.start()
+    create(controller, cluster, body(MINIMAL | {"batching": {"maxNumSeqs": 8}}))
+    create(controller, cluster, running())
+    await eventually(lambda: admin.knobs_now.max_num_seqs == 8)
+    await eventually(lambda: cluster.status("chat").get("pods", {}).get("chat-1", {}).get("state") == "Synced")
+    admin.knobs_now = Knobs()  # somebody else
+    await eventually(lambda: admin.knobs_now.max_num_seqs == 8)
+
+
+async def test_a_listing_by_the_watch_is_taken_as_a_gap(loop, monkeypatch):
+    monkeypatch.setattr("paceline_operator.controller._DEBOUNCE", 0.0)
+    controller, cluster, admin, _ = loop
+    await controller.start()
+    create(controller, cluster, body())
+    create(controller, cluster, running())
+    await eventually(lambda: cluster.status("chat").get("pods"))
+    cluster.objects.clear()  # all went while nobody watched
+    controller.observe("Deployment", {"type": None, "object": {"metadata": {"name": "x", "namespace": "y", "labels": {}}}})
+    await eventually(lambda: controller.known_services == 0)
+    await asyncio.sleep(0.1)  # a call in flight may end
+    reads = admin.reads
+    await asyncio.sleep(0.2)
+    assert admin.reads == reads  # its pods aren't asked any more
+
+
+async def test_a_deleted_service_is_forgotten(loop):
+    controller, cluster, _, _ = loop
+    await controller.start()
+    create(controller, cluster, body())
+    await eventually(lambda: cluster.status("chat"))
+    controller.observe("InferenceService", {"type": "DELETED", "object": cluster.objects.pop(("InferenceService", "chat"))})
+    await eventually(lambda: controller.known_services == 0)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "told"), [(1, True), (2, True), (3, False), (29, False), (30, True), (31, False), (60, True)]
+)
+def test_an_outage_is_told_rarely(attempt, told):
+    record = logging.LogRecord(
+        "kopf", logging.ERROR, "", 0, f"Request attempt #{attempt} failed; will retry: GET …", None, None
+    )
+    assert command._tell_outages_rarely(record) is told
+
+
+def test_other_news_are_all_told():
+    assert command._tell_outages_rarely(logging.LogRecord("x", logging.INFO, "", 0, "ready", None, None))
