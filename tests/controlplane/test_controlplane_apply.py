@@ -116,8 +116,8 @@ def test_apply_needs_a_manager_and_no_managed_fields(api: Api, path: str) -> Non
 
 
 def test_apply_takes_yaml(api: Api, path: str) -> None:
-    text = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: 'yes'\n"
-    assert api.apply(path, text).ok()["data"] == {"x": "yes"}
+    text = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: 'yes'\n  t: 2026-01-01T00:00:00Z\n"
+    assert api.apply(path, text).ok()["data"] == {"x": "yes", "t": "2026-01-01T00:00:00Z"}
     assert api.apply(path, b"a: [").status == 400
 
 

@@ -101,6 +101,10 @@ def test_bodies_must_parse_and_match_the_path(api: Api, ns: str) -> None:
     assert api.post(maps(ns), config_map("c", namespace="other")).status == 400
     assert api.post(maps(ns), {**config_map("d"), "kind": "Secret"}).status == 400
     assert api.request("POST", maps(ns), b"x", "text/plain").status == 415
+    for wrong in ({"labels": {"a": 1}}, {"labels": ["a"]}, {"annotations": "a"}):
+        assert api.post(maps(ns), config_map("e", **wrong)).status == 400
+    assert api.post(maps(ns), {**config_map("e"), "data": {"x": 1}}).status == 400
+    assert api.post(deployments(ns), {**deployment("e"), "spec": "x"}).status == 400
 
 
 def test_update_replaces_and_needs_the_current_version(api: Api, ns: str) -> None:

@@ -45,7 +45,7 @@ def _renamed(obj: Json, names: dict[str, str]) -> Json:
 def established(crd: Json, now: float) -> Json:
     """Return `crd` with the status of one whose names are accepted and which is served."""
     spec, status = crd["spec"], dict(crd.get("status") or {})
-    stored = next(version["name"] for version in spec["versions"] if version["storage"])
+    stored = next(version["name"] for version in spec["versions"] if version.get("storage"))
     kept = [version for version in status.get("storedVersions") or [] if version != stored]
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     for kind, reason, message in _CRD_CONDITIONS:

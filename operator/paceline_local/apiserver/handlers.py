@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from aiohttp import web
@@ -23,6 +23,15 @@ __all__ = ["Handlers", "error_response"]
 _BODY_TYPES = ("application/json", "application/yaml")
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class _JsonLoader(yaml.SafeLoader):
+    """YAML with JSON's types: what looks like a time stays text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class Handlers:
@@ -146,7 +155,7 @@ async def _document(request: web.Request) -> Any:
     text = await request.text()
     try:
         if "yaml" in request.content_type and request.content_type in (APPLY, "application/yaml"):
-            return yaml.safe_load(text)
+            return yaml.load(text, _JsonLoader)  # noqa: S506  # a SafeLoader
         return json.loads(text)
     except (ValueError, yaml.YAMLError) as error:
         raise bad_request(f"the body can't be parsed: {error}") from error

@@ -54,8 +54,12 @@ class Journal:
         return [line for line in lines[:-1] if line]  # what follows the last newline is empty or torn
 
     def append(self, revision: int, key: Key, value: Json | None) -> None:
-        """Write one change through to the operating system."""
-        self._size += _write(self._fd, _line({"rev": revision, "key": key, "object": value}))
+        """Write one change through to the operating system; a write that fails (disk full) leaves no torn line behind."""
+        try:
+            self._size += _write(self._fd, _line({"rev": revision, "key": key, "object": value}))
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
 
     @property
     def bloated(self) -> bool:

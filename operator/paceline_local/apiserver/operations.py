@@ -138,16 +138,18 @@ class Operations:
         """Store a finished object, or remove it if it was only waiting for this write; CRDs take effect at once."""
         if lifecycle.deletable(new) and self.store.get(key) is not None:
             return self.drop(key)
-        if key[0] == CRD_STORAGE:
-            new = established(new, self.clock())
-            self.registry.define(new)
-        return self.store.write(key, new)
+        if key[0] != CRD_STORAGE:
+            return self.store.write(key, new)
+        stored = self.store.write(key, established(new, self.clock()))
+        self.registry.define(stored)
+        return stored
 
     def drop(self, key: Key) -> Json:
         """Remove an object for good and return its last state."""
+        last = self.store.delete(key)
         if key[0] == CRD_STORAGE:
             self.registry.forget(key[2])
-        return self.store.delete(key)
+        return last
 
     def delete(self, target: Target, options: DeleteOptions) -> Reply:
         """Delete an object, or mark it for deletion while finalizers or a grace period hold it (DELETE)."""
@@ -243,6 +245,21 @@ def _applicable(resource: Resource, config: Json, subresource: str) -> Json:
     return {key: value for key, value in config.items() if key != "status" or not resource.status}
 
 
+def _check_shape(resource: Resource, body: Json, meta: Any) -> None:
+    """Raise a 400 for parts of the wrong type, which a typed server can't even decode."""
+    parts = {"metadata": meta}
+    if isinstance(meta, dict):
+        parts |= {f"metadata.{name}": meta.get(name) for name in ("labels", "annotations")}
+    if not resource.custom:
+        parts |= {name: body.get(name) for name in ("spec", "status", "data", "stringData")}
+    for name, part in parts.items():
+        if part is not None and not isinstance(part, dict):
+            raise bad_request(f"{name} must be an object, got {type(part).__name__}")
+        flat = name not in ("metadata", "spec", "status")
+        if flat and any(not isinstance(value, str | None) for value in (part or {}).values()):
+            raise bad_request(f"{name} must map strings to strings")
+
+
 def _check_declared(resource: Resource, config: Json) -> None:
     """Raise the 500 that the real server answers when a field of an applied configuration isn't in the schema."""
     unknown = schema.prune(config, resource.schema)[1] if resource.custom else []
@@ -260,8 +277,7 @@ def _identified(target: Target, body: Any) -> Json:
     if not isinstance(body, dict):
         raise bad_request("the body must be a JSON object")
     resource, meta = target.resource, metadata(body)
-    if not isinstance(meta, dict):
-        raise bad_request("metadata must be an object")
+    _check_shape(resource, body, meta)
     for field, wanted in (("apiVersion", resource.api_version), ("kind", resource.kind)):
         if body.get(field) not in (None, "", wanted):
             raise bad_request(f"{field} in the data ({body[field]}) does not match the expected {field} ({wanted})")

@@ -159,9 +159,9 @@ class Registry:
 
 def _defined(crd: Mapping[str, Any]) -> Iterable[Resource]:
     spec, names = crd["spec"], crd["spec"]["names"]
-    stored = next(v["name"] for v in spec["versions"] if v["storage"])
+    stored = next(v["name"] for v in spec["versions"] if v.get("storage"))
     for version in spec["versions"]:
-        if version["served"]:
+        if version.get("served"):
             yield _version(spec, names, version, f"{spec['group']}/{stored}")
 
 
@@ -191,7 +191,8 @@ def _scale(paths: Mapping[str, str] | None) -> ScalePaths | None:
     if paths is None:
         return None
     selector = paths.get("labelSelectorPath", "")
-    return ScalePaths(_path(paths["specReplicasPath"]), _path(paths["statusReplicasPath"]), _path(selector))
+    replicas = (paths.get("specReplicasPath", ".spec.replicas"), paths.get("statusReplicasPath", ".status.replicas"))
+    return ScalePaths(_path(replicas[0]), _path(replicas[1]), _path(selector))
 
 
 def _path(text: str) -> tuple[str, ...]:

@@ -115,6 +115,8 @@ def _crd(obj: Json) -> Iterator[FieldError]:
             "spec.versions", "Invalid value", "must have exactly one version marked as storage version", len(versions)
         )
     for index, version in enumerate(versions):
+        if not version.get("name"):
+            yield FieldError(f"spec.versions[{index}].name", "Required value")
         if dig(version, ("schema", "openAPIV3Schema", "type")) != "object":
             path = f"spec.versions[{index}].schema.openAPIV3Schema"
             yield FieldError(path, "Required value", "schemas are required, of type object at the root")
