@@ -88,13 +88,16 @@ class TestStatic:
         assert d.schedule() is None
 
     def test_a_preempted_member_comes_back_into_its_batch(self):
-        d = driver("static", max_num_seqs=2, blocks=12)
+        d = driver("static", max_num_seqs=3, blocks=12, static_flush=1.0)
         d.scheduler._kv.guard.history.observe(1)  # expect short answers, so that both are admitted
+        d.now = 1000.0  # long enough for anybody to lose patience, which changes nothing here
         d.add(request(0, prompt=8, output=30, first=1))
         d.add(request(1, prompt=8, output=30, first=2))
+        assert ids(d.step()) == [0, 1]
         d.add(request(2, prompt=1, output=1))
-        d.now = 1000.0  # long enough for anybody to lose patience, which changes nothing here
-        while len(d.ended) < 2:
+        for _ in range(200):
+            if len(d.ended) == 2:
+                break
             assert 2 not in ids(d.step())
         assert d.ended[1].preemptions > 0
         assert d.ended[0].released == d.ended[1].released
@@ -393,14 +396,16 @@ class TestPreemption:
         assert d.scheduler.gauges().preemptions <= 3
 
     def test_nobody_is_admitted_in_the_step_that_preempts(self):
-        d = driver(blocks=12, prefix_caching=False)
+        d = driver("iteration", blocks=12, max_num_seqs=2, prefix_caching=False)
         d.scheduler._kv.guard.history.observe(1)
-        for seq_id in range(3):
-            d.add(request(seq_id, prompt=8, output=24, first=seq_id))
+        d.add(request(0, prompt=8, output=24))
+        d.add(request(1, prompt=8, output=24, priority=5))
+        d.step()
+        d.add(request(2, prompt=1, output=1, priority=1))  # goes before the one that is preempted, and would fit
         while not any(plan.preempted for plan in d.plans):
-            d.add(request(100 + len(d.plans), prompt=1, output=1))
             last = d.step()
-        assert ids(last) == [0, 1]
+        assert ids(last) == [0]
+        assert ids(d.step()) == [0, 2]
         d.drain()
 
     def test_recomputation_counts_as_prefill(self):
