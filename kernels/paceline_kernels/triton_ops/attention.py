@@ -176,7 +176,7 @@ def _attend(
         block = tl.load(tables + sequence * table_row + slot // S, mask=within, other=0).to(tl.int64)
         source = block * kv_block + (slot % S) * kv_slot
         inside = within[:, None] & (column < D)[None, :]
-        k = to_float(tl.load(kv + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype)
+        k = to_float(tl.load(kv + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype, WIDE)
         score = dot(q, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), WIDE) * scale
         if SCALED:
             scale_at = scales + block * s_block + (slot % S) * s_slot + head * s_head
@@ -195,7 +195,7 @@ def _attend(
         weights = weights * shrink + tl.sum(weight, 1)
         if SCALED:
             weight *= tl.load(scale_at + s_side, mask=within, other=0.0)[None, :]
-        v = to_float(tl.load(kv + kv_side + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype)
+        v = to_float(tl.load(kv + kv_side + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype, WIDE)
         acc = dot(weight.to(q.dtype), v, acc * shrink[:, None], WIDE)
         largest = updated
     if part < 0:

@@ -109,11 +109,8 @@ def _rope(target: Target) -> Iterator[BuildCase]:
     stored = (None, torch.int8, FP8) if target.has_fp8 else (None, torch.int8)
     for dtype, kv_dtype, size in product(FLOATS, stored, HEAD_SIZES):
         heads, kv_heads, count = 32, 8, 7
+        qkv, table = _empty(count, heads + 2 * kv_heads, size, dtype=dtype), _empty(99, size, dtype=dtype)
+        cache, ids = _empty(9, 16, 2, kv_heads, size, dtype=kv_dtype or dtype), _empty(count, dtype=torch.int64)
         scales = _empty(9, 16, 2, kv_heads, dtype=torch.float32) if kv_dtype else None
-        run = partial(
-            rope_and_cache,
-            _empty(count, heads + 2 * kv_heads, size, dtype=dtype), _empty(99, size, dtype=dtype), _empty(99, size, dtype=dtype),
-            _empty(9, 16, 2, kv_heads, size, dtype=kv_dtype or dtype), _empty(count, dtype=torch.int64), heads,
-            positions=_empty(count, dtype=torch.int64), kv_scales=scales,
-        )  # fmt: skip
+        run = partial(rope_and_cache, qkv, table, table, cache, ids, heads, positions=ids, kv_scales=scales)
         yield BuildCase(f"rope {dtype} kv={kv_dtype or dtype} {size}", run, quick=size == 128 and dtype == torch.bfloat16)

@@ -29,10 +29,10 @@ def tanh(x):
 
 
 @triton.jit
-def to_float(x, dtype: tl.constexpr):
+def to_float(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
     """Return `x`, of a float dtype or int8, in float `dtype`."""
-    if x.dtype == tl.int8:
-        x = x.to(tl.float32)  # there is no direct way to bfloat16 before sm_90, and none in the interpreter
+    if INTERPRETED:
+        x = x.to(tl.float32)  # its casts from integers to bfloat16 give their bits
     return x.to(dtype)
 
 

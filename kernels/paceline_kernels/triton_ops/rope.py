@@ -85,12 +85,13 @@ def _rotate(
     if slot >= 0:
         stored = mask & (head >= QUERIES)[:, None]
         row = slot * (2 * KEYS) + head - QUERIES
-        if scales is not None:
+        target = kv + row[:, None] * D + column[None, :]
+        if scales is None:
+            tl.store(target, low.to(kv.dtype.element_ty), mask=stored)
+            tl.store(target + D // 2, high.to(kv.dtype.element_ty), mask=stored)
+        else:
             largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))
             scale = tl.where(largest == 0, 1.0, largest / LARGEST)
             tl.store(scales + row, scale, mask=(head >= QUERIES) & (head < QUERIES + 2 * KEYS))
-            low = quantise(low / scale[:, None], kv.dtype.element_ty, INTERPRETED)
-            high = quantise(high / scale[:, None], kv.dtype.element_ty, INTERPRETED)
-        target = kv + row[:, None] * D + column[None, :]
-        tl.store(target, low.to(kv.dtype.element_ty), mask=stored)
-        tl.store(target + D // 2, high.to(kv.dtype.element_ty), mask=stored)
+            tl.store(target, quantise(low / scale[:, None], kv.dtype.element_ty, INTERPRETED), mask=stored)
+            tl.store(target + D // 2, quantise(high / scale[:, None], kv.dtype.element_ty, INTERPRETED), mask=stored)
