@@ -77,7 +77,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """New tokens per sequence id (several with speculation), for those whose `samples` was true, and the step's seconds."""
+    """New tokens per sequence id (several with speculation), for those whose `samples` was true, and the step's seconds.
+
+    With two plans in flight, several tokens from the first may leave the second short of the end of what is known: there
+    the runner samples nothing, and the scheduler drops what it is given.
+    """
 
     tokens: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     duration: float = 0.0

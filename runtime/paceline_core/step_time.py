@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 
 from paceline_core.errors import FormatError
 from paceline_core.plan import StepShape
@@ -82,7 +83,7 @@ class StepModel:
 class StepTimeFitter:
     """Collects steps and fits a `StepModel`. Deterministic for a given `seed` and sequence of steps."""
 
-    PER_STRATUM = 64
+    PER_STRATUM = 32  # some hundred classes at most: a fit takes about 10 ms
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)  # noqa: S311  # sampling, not secrets
@@ -111,32 +112,32 @@ class StepTimeFitter:
         sample = [pair for stratum in self._strata.values() for pair in stratum]
         if not sample:
             raise ValueError("no step was observed yet")
-        columns = [[1.0, *(float(getattr(shape, name)) for name in FEATURES)] for shape, _ in sample]
-        seconds = [s for _, s in sample]
-        coefficients = _fit_relative(columns, seconds)
-        errors = sorted(
-            abs(sum(c * x for c, x in zip(coefficients, row, strict=True)) - s) / s
-            for row, s in zip(columns, seconds, strict=True)
-        )
+        # one column per coefficient, each divided by the seconds: the fit then minimises relative errors
+        columns = [[1.0 / seconds for _, seconds in sample]]
+        columns += [[getattr(shape, name) / seconds for shape, seconds in sample] for name in FEATURES]
+        coefficients = _fit_to_ones(columns)
+        errors = sorted(abs(sum(map(mul, coefficients, row)) - 1.0) for row in zip(*columns, strict=True))
         constant, *slopes = coefficients
         return StepModel(
             constant=constant,
             **dict(zip(FEATURES, slopes, strict=True)),
             residual=errors[min(len(errors) - 1, int(0.9 * len(errors)))],
             steps=self._steps,
-            seen={n: (min(r[i] for r in columns), max(r[i] for r in columns)) for i, n in enumerate(FEATURES, start=1)},
+            seen={name: _range([getattr(shape, name) for shape, _ in sample]) for name in FEATURES},
         )
 
 
-def _fit_relative(rows: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Minimise Σ ((row · c) / s − 1)² over c ≥ 0."""
-    width = len(rows[0])
-    scaled = [[x / s for x in row] for row, s in zip(rows, seconds, strict=True)]
-    norms = [sum(row[i] ** 2 for row in scaled) ** 0.5 or 1.0 for i in range(width)]
-    scaled = [[x / norm for x, norm in zip(row, norms, strict=True)] for row in scaled]
-    gram = [[sum(row[i] * row[j] for row in scaled) for j in range(width)] for i in range(width)]
-    target = [sum(row[i] for row in scaled) for i in range(width)]
-    return [c / norm for c, norm in zip(_nnls(gram, target), norms, strict=True)]
+def _range(values: list[int]) -> tuple[float, float]:
+    return float(min(values)), float(max(values))
+
+
+def _fit_to_ones(columns: Sequence[Sequence[float]]) -> list[float]:
+    """Minimise Σ (Σ c · column − 1)² over the rows with c ≥ 0."""
+    gram = [[sum(map(mul, a, b)) for b in columns] for a in columns]
+    norms = [gram[i][i] ** 0.5 or 1.0 for i in range(len(columns))]  # columns differ by many orders of magnitude
+    scaled = [[value / (n * m) for value, m in zip(row, norms, strict=True)] for row, n in zip(gram, norms, strict=True)]
+    target = [sum(column) / norm for column, norm in zip(columns, norms, strict=True)]
+    return [c / norm for c, norm in zip(_nnls(scaled, target), norms, strict=True)]
 
 
 def _nnls(gram: list[list[float]], target: list[float]) -> list[float]:
