@@ -105,6 +105,9 @@ def test_bodies_must_parse_and_match_the_path(api: Api, ns: str) -> None:
         assert api.post(maps(ns), config_map("e", **wrong)).status == 400
     assert api.post(maps(ns), {**config_map("e"), "data": {"x": 1}}).status == 400
     assert api.post(deployments(ns), {**deployment("e"), "spec": "x"}).status == 400
+    template = {"metadata": {"labels": {"app": "e"}}, "spec": {"containers": ["x"]}}
+    assert api.post(deployments(ns), deployment("e", template=template)).status == 400
+    assert api.post(maps(ns), b"\xff\xfe").status == 400
 
 
 def test_update_replaces_and_needs_the_current_version(api: Api, ns: str) -> None:

@@ -22,7 +22,7 @@ def admit(resource: Resource, obj: Json, validation: str, *, creating: bool) -> 
     if resource.custom:
         new, warnings = _custom(resource, obj, validation, creating=creating)
     else:
-        new = apply_defaults(resource.kind, drop_nulls(obj))
+        new = _defaulted(resource.kind, obj)
         status = initial_status(resource.kind) if creating else None
         if status is not None:
             new = {**new, "status": status}
@@ -30,6 +30,13 @@ def admit(resource: Resource, obj: Json, validation: str, *, creating: bool) -> 
     if errors:
         raise invalid(resource.group, resource.kind, metadata(new).get("name", ""), errors)
     return new, warnings
+
+
+def _defaulted(kind: str, obj: Json) -> Json:
+    try:
+        return apply_defaults(kind, drop_nulls(obj))
+    except (AttributeError, TypeError) as error:  # built-in kinds have no schema here: a part of the wrong type ends up so
+        raise bad_request(f"the object can't be decoded as a {kind}: {error}") from error
 
 
 def _custom(resource: Resource, obj: Json, validation: str, *, creating: bool) -> tuple[Json, tuple[str, ...]]:

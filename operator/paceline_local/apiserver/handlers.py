@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from aiohttp import web
@@ -28,10 +28,11 @@ _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 class _JsonLoader(yaml.SafeLoader):
     """YAML with JSON's types: what looks like a time stays text."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+
+_JsonLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 class Handlers:
@@ -152,8 +153,9 @@ def _options(request: web.Request) -> WriteOptions:
 
 async def _document(request: web.Request) -> Any:
     """Return the decoded body of a write; a format that can't be read is a 415, one that doesn't parse a 400."""
-    text = await request.text()
+    data = await request.read()
     try:
+        text = data.decode()
         if "yaml" in request.content_type and request.content_type in (APPLY, "application/yaml"):
             return yaml.load(text, _JsonLoader)  # noqa: S506  # a SafeLoader
         return json.loads(text)
@@ -178,7 +180,7 @@ async def _review(request: web.Request) -> Json:
 
 
 async def _optional(request: web.Request) -> Any:
-    return await _document(request) if await request.text() else None
+    return await _document(request) if await request.read() else None
 
 
 def _answer(reply: Reply) -> web.Response:
