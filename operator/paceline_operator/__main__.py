@@ -25,7 +25,7 @@ __all__ = ["main"]
 _DESCRIPTION = "Turn InferenceServices into batching pods. Talks to the API server that KUBECONFIG or the pod names."
 _ATTEMPT = re.compile(r"Request attempt #(\d+) failed")  # how kopf begins it
 _TOLD_ATTEMPTS = 2
-_ATTEMPTS_A_MINUTE = 30  # with the 2 s of `handlers._Patience`
+_ATTEMPTS_A_MINUTE = 30  # with the 2 s of `handlers._BACKOFFS`
 
 
 def main() -> None:

@@ -111,9 +111,11 @@ class Cluster:
         return [{"kind": kind, **item} for item in (found or {}).get("items", [])]
 
     async def services(self, namespace: str | None) -> list[Object]:
-        """Return all InferenceServices, in one namespace or (None) in all; none while the CRD isn't installed."""
+        """Return all InferenceServices, in one namespace or (None) in all."""
         found = await self._call("GET", _SERVICES.path(namespace), "InferenceService")
-        return list((found or {}).get("items", []))
+        if found is None:
+            raise ApiUnavailable(f"the CRD {PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
+        return list(found.get("items", []))
 
     async def apply(self, child: Mapping[str, Any]) -> Object:
         """Apply a child with our field manager, forced for the fields that it states; return the live object."""

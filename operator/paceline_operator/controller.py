@@ -46,6 +46,7 @@ class Controller:
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
         self._verify: set[Key] = set()
         self._gap = asyncio.Event()
+        self._complaint = ""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -148,8 +149,11 @@ class Controller:
                 for kind in (KIND, *KINDS):
                     await self._relist_kind(kind, namespace)
         except (ApiUnavailable, ApiRefused) as error:
-            logger.warning("the objects couldn't be listed: %s", error)
+            if str(error) != self._complaint:  # told once, not every second
+                logger.warning("the objects can't be listed: %s; tried again until they can", error)
+            self._complaint = str(error)
             return False
+        self._complaint = ""
         return True
 
     async def _relist_kind(self, kind: str, namespace: str | None) -> None:

@@ -6,7 +6,6 @@ operator and a steady service is never patched. Ordering, retries and progress a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import kopf
@@ -29,21 +28,22 @@ _CHILDREN = {
 }
 
 
-class _Patience:
-    """Delays between attempts to reach the API server: growing, then the same for ever. It may be away for hours."""
-
-    def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5, 1.0)
-        while True:
-            yield 2.0
+# seconds between attempts: about a minute for a server that answers with errors; a connection that is refused is tried for
+# ever by the watches themselves
+_BACKOFFS = (0.2, 0.5, 1.0, *[2.0] * 30)
 
 
 def make_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: label selectors on the server's side, patience, no peering, no events of its own."""
+    """Return kopf's settings: label selectors on the server's side, patience, no peering, no events of its own.
+
+    Nor does it watch CRDs and namespaces, which would need rights on the whole cluster: the controller waits for our CRD
+    before kopf looks for it, and namespaces are named in full or all are served.
+    """
     settings = kopf.OperatorSettings()
-    settings.networking.error_backoffs = _Patience()
+    settings.networking.error_backoffs = _BACKOFFS
     settings.networking.connect_timeout = 5.0
     settings.peering.standalone = True
+    settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.process.ultimate_exiting_timeout = 15.0
     for group, plural in _CHILDREN:
