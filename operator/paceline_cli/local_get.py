@@ -49,7 +49,7 @@ def get(kind: str | None, name: str | None, namespace: str | None, output: str |
     console, wide = console_of_output(), output == "wide"
     if not watch:
         view = with_client(state, lambda client: _view(client, kind, name, namespace, wide=wide))
-        console.print(view, soft_wrap=isinstance(view, str), markup=False, highlight=False)
+        console.print(view, soft_wrap=isinstance(view, Text))
         return
     with_client(state, lambda client: _follow(client, console, kind, name, namespace, wide=wide))
 
@@ -78,7 +78,7 @@ async def _view(
     answer = await client.request("GET", path, accept=_TABLE)
     if answer.get("kind") != "Table":
         raise LocalError(f"the API server makes no table of {resource.plural}: use -o yaml")
-    return table_view(answer, wide=wide)
+    return Text(table_view(answer, wide=wide), no_wrap=True)
 
 
 async def _services(client: ApiClient, name: str | None, namespace: str | None) -> RenderableType:

@@ -135,13 +135,13 @@ def _stop(state: StateDir, pid: int | None) -> None:
     process = identify(pid) if pid else None
     if process is not None and process.alive:
         os.kill(process.pid, signal.SIGTERM)
-        _await_end(state, process)
+        _await_end(process)
     remove_leftovers(state)
 
 
-def _await_end(state: StateDir, process: ProcessId) -> None:
+def _await_end(process: ProcessId) -> None:
     deadline = time.monotonic() + _DOWN_TIMEOUT_S
-    while process.alive and (is_up(state) or process.alive):
+    while process.alive:
         if time.monotonic() > deadline:
             os.kill(process.pid, signal.SIGKILL)
             return

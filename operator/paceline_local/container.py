@@ -120,8 +120,12 @@ class ContainerRunner:
     async def stop(self, grace: float) -> None:
         """Stop the container: preStop, SIGTERM, and SIGKILL after `grace` seconds. `run` then returns."""
         self._stop.set()
-        if self._process is not None:
-            await self._end(self._process, grace)
+        process = self._process
+        if process is None and self.state.process is not None:  # an earlier agent's, not adopted yet
+            process = Process(self.state.process)
+        if process is not None:
+            await self._end(process, grace)
+            await asyncio.to_thread(self._end_others)
 
     def _done(self) -> bool:
         ended = self.state.ended
@@ -139,7 +143,7 @@ class ContainerRunner:
         while not self._stop.is_set():
             try:
                 launch = await self._hooks.launch(self._container)
-                return self._spawn(launch)
+                return None if self._stop.is_set() else self._spawn(launch)
             except ConfigMissing as error:
                 self._wait_for("CreateContainerConfigError", str(error))
             except ApiUnavailable as error:
@@ -151,6 +155,7 @@ class ContainerRunner:
 
     def _spawn(self, launch: Launch) -> Process:
         command = resolve_command(launch.command, launch.env, launch.cwd)
+        self._end_others()  # whatever an agent started and had no time to write down
         self._run += 1
         process = start(command, dict(launch.env) | {CONTAINER_MARKER: self.mark}, launch.cwd, self.log)
         forget_old_logs(self.log_folder)
@@ -171,7 +176,10 @@ class ContainerRunner:
             with contextlib.suppress(asyncio.CancelledError):
                 await probes
             # a container's processes end with its first one, as they do in a PID namespace
-            kill_all([p for p, _ in marked(CONTAINER_MARKER, self.mark)], signal.SIGKILL)
+            await asyncio.to_thread(self._end_others)
+
+    def _end_others(self) -> None:
+        kill_all([process for process, _ in marked(CONTAINER_MARKER, self.mark)], signal.SIGKILL)
 
     def _ended(self, code: int | None) -> None:
         now = time.time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline_local.container_state import ContainerState, Termination, exit_of
 from paceline_local.processes import ProcessId
@@ -34,22 +35,19 @@ def save_record(path: Path, record: Record) -> None:
 def load_record(path: Path, now: float) -> Record:
     """Return the record on disk; a process that ended while nobody watched shows as ended with an unknown exit code."""
     stored = read_json(path)
-    if stored is None:
+    try:
+        return _record(stored, now) if stored is not None else Record()
+    except (KeyError, TypeError):  # another version's; the processes that it speaks of are ended before the next start
         return Record()
+
+
+def _record(stored: Any, now: float) -> Record:
     raw = stored["state"]
     last = Termination(**raw["last"]) if raw["last"] else None
     ended = Termination(**raw["ended"]) if raw["ended"] else None
     process = ProcessId(**raw["process"]) if raw["process"] else None
-    state = ContainerState(
-        process=process,
-        waiting=None,
-        started_at=raw["started_at"],
-        ended=ended,
-        last=last,
-        restarts=raw["restarts"],
-        started=raw["started"],
-        ready=raw["ready"],
-    )
+    restored = {field: raw[field] for field in ("started_at", "restarts", "started", "ready")}
+    state = ContainerState(waiting=None, process=process, ended=ended, last=last, **restored)
     if process is not None and not process.alive:
         state = state.terminated(exit_of(None, "", state.started_at, now))
     return Record(state, stored["failures"], stored["run"])

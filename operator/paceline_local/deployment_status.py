@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from paceline_local.manifests import Manifest, condition, parse_timestamp, timestamp
-from paceline_local.rollout import find_current, limits_of
+from paceline_local.rollout import find_current
+from paceline_local.rollout_limits import limits_of
 
 __all__ = ["deployment_status", "progress_deadline"]
 

@@ -23,7 +23,8 @@ from paceline_local.events import EventRecorder
 from paceline_local.manifests import Manifest, is_deleting, key_of
 from paceline_local.mirror import Mirror
 from paceline_local.node_object import LEASE_NAMESPACE, NODE_NAME, lease, machine_resources, node_manifest, node_status
-from paceline_local.pod import NodeFacts, PodWorker, pod_folder_name, scratch_name
+from paceline_local.pod import NodeFacts, PodWorker
+from paceline_local.pod_files import pod_folder_name, scratch_name
 from paceline_local.pod_status import unschedulable_status
 from paceline_local.processes import ProcessId, kill_all, marked
 from paceline_local.resources import CONFIG_MAPS, LEASES, NAMESPACES, NODES, PODS, SECRETS, Resource
@@ -122,7 +123,7 @@ class NodeAgent:
     async def _bound_logs(self) -> None:
         while True:
             await asyncio.sleep(_LOG_CHECK_S)
-            for worker in self._workers.values():
+            for worker in list(self._workers.values()):
                 await asyncio.to_thread(worker.trim_logs)
 
     # pods

@@ -5,37 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 
 from paceline_local.client import ApiClient
 from paceline_local.container import ContainerRunner, Launch
 from paceline_local.container_record import trim_log
-from paceline_local.environment import PodFacts, Sources, expand, render_environment
-from paceline_local.errors import ApiError, ApiUnavailable, ConfigMissing, LocalError
+from paceline_local.environment import PodFacts
+from paceline_local.errors import ApiError, ApiUnavailable, LocalError
 from paceline_local.events import EventRecorder
 from paceline_local.manifests import Manifest, is_deleting, key_of, parse_timestamp
+from paceline_local.pod_files import PodFiles
 from paceline_local.pod_status import Placement, pod_status
-from paceline_local.probes import Target
 from paceline_local.resources import PODS
-from paceline_local.state import MARKER, StateDir
-from paceline_local.volumes import PodVolumes, decode_object, mounts_for, referenced
+from paceline_local.state import StateDir
+from paceline_local.volumes import referenced
 from paceline_local.waiting import set_within
 
-__all__ = ["NodeFacts", "PodWorker", "base_environment", "pod_folder_name", "scratch_name"]
+__all__ = ["NodeFacts", "PodWorker"]
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 _DEFAULT_GRACE_S = 30.0
-# what a process needs of its user's surroundings; anything else (credentials!) stays out, as it would in a cluster
-_INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "USER", "LOGNAME", "TMPDIR", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "HF_HOME")
 
 
 @dataclass(frozen=True)
@@ -51,38 +45,19 @@ class NodeFacts:
     session: aiohttp.ClientSession
 
 
-def pod_folder_name(pod: Manifest) -> str:
-    """Return the name of a pod's folder: namespace, name and uid."""
-    meta = pod["metadata"]
-    return f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
-
-
-def scratch_name(uid: str) -> str:
-    """Return the name of a pod's folder of emptyDirs: short, for the sake of Unix sockets."""
-    return uid[:8]
-
-
-def base_environment(pod_ip: str, home: Path) -> dict[str, str]:
-    """Return what every container's process inherits: PATH with this Python's folder first, and a few harmless variables."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return inherited | {"PATH": path, "PACELINE_HOST": pod_ip, "PYTHONUNBUFFERED": "1", MARKER: str(home)}
-
-
 class PodWorker:
     """Runs one pod. Start `run` as a task, feed it with `update`, and end it with `stop` or by a deletion timestamp."""
 
     def __init__(self, pod: Manifest, address: str, node: NodeFacts) -> None:
         self._pod, self._node = pod, node
         self.uid: str = pod["metadata"]["uid"]
-        self.folder = node.state.pods / pod_folder_name(pod)
-        self._scratch = node.state.scratch / scratch_name(self.uid)
         self.session = node.session
         started = (pod.get("status") or {}).get("startTime")
         self._place = Placement(address, node.address, parse_timestamp(started) if started else time.time())
         self._dirty, self._deleting = asyncio.Event(), asyncio.Event()
         self._notes: set[asyncio.Task[None]] = set()
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.files = PodFiles(pod, node.state, node.client, self._facts)
+        self.folder = self.files.folder
         self._init = self._runners("initContainers", init=True)
         self._main = self._runners("containers", init=False)
         self._published: Manifest | None = None
@@ -147,11 +122,6 @@ class PodWorker:
         with contextlib.suppress(ApiError, ApiUnavailable):
             await self._publish()
 
-    def remove_files(self) -> None:
-        """Delete the pod's folders."""
-        for folder in (self.folder, self._scratch):
-            shutil.rmtree(folder, ignore_errors=True)
-
     def trim_logs(self) -> None:
         """Keep the containers' logs bounded."""
         for runner in (*self._init.values(), *self._main.values()):
@@ -160,7 +130,7 @@ class PodWorker:
     async def refresh(self) -> None:
         """Bring the content of volumes up to date after a ConfigMap or Secret changed."""
         try:
-            await self._write_volumes()
+            await self.files.write_volumes()
         except LocalError as error:
             log.warning("%s keeps its old volumes: %s", key_of(self._pod), error)
 
@@ -183,7 +153,7 @@ class PodWorker:
         """Make the volumes; wait for what they need."""
         while not self._deleting.is_set():
             try:
-                await self._write_volumes()
+                await self.files.write_volumes()
                 return
             except ApiUnavailable as error:
                 log.info("%s waits: %s", key_of(self._pod), error)
@@ -208,49 +178,15 @@ class PodWorker:
                 if not (error.not_found or error.conflict):
                     log.warning("%s can't be removed from the API: %s", key_of(self._pod), error)
                 break
-        self.remove_files()
+        self.files.remove()
 
-    # volumes, environment, command
-
-    @property
     def _facts(self) -> PodFacts:
         node = self._node
         return PodFacts(self._pod, self._place.pod_ip, node.address, node.name, node.allocatable)
 
-    @property
-    def _volumes(self) -> PodVolumes:
-        return PodVolumes(self.folder / "volumes", self._scratch, self._node.state.claims, self._facts)
-
-    async def _objects(self) -> dict[tuple[str, str], Manifest | None]:
-        """Fetch the ConfigMaps and Secrets that the pod names, fresh from the API server."""
-        found: dict[tuple[str, str], Manifest | None] = {}
-        for resource, name in sorted(referenced(self._pod), key=str):
-            try:
-                obj = await self._node.client.get(resource, name, self._pod["metadata"]["namespace"])
-                found[resource.plural, name] = {"kind": resource.kind} | obj
-            except ApiError as error:
-                if not error.not_found:
-                    raise
-                found[resource.plural, name] = None
-        return found
-
-    async def _write_volumes(self) -> None:
-        self._volumes.write(await self._objects())
-
     async def launch(self, container: Manifest) -> Launch:
         """Return how to start the container; volumes are brought up to date first."""
-        objects = await self._objects()
-        self._volumes.write(objects)
-        mounts = mounts_for(container, self._pod, self._volumes)
-        sources = Sources(lambda name: _text(objects["configmaps", name]), lambda name: _text(objects["secrets", name]))
-        env = render_environment(
-            self._facts, container, sources, mounts, base_environment(self._place.pod_ip, self._node.state.home)
-        )
-        words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        command = [mounts.rewrite(expand(str(word), env)) for word in words] if container.get("command") else []
-        ports = {p["name"]: int(p["containerPort"]) for p in container.get("ports") or () if p.get("name")}
-        cwd = Path(mounts.rewrite(container["workingDir"])) if container.get("workingDir") else self.folder
-        return Launch(command, env, cwd, Target(self._place.pod_ip, ports, env, cwd))
+        return await self.files.launch(container)
 
     # status
 
@@ -288,12 +224,3 @@ class PodWorker:
         given = (self._pod.get("status") or {}).get("conditions") or ()
         conditions = [*self._published["conditions"], *(c for c in given if c["type"] not in ours)]
         return self._pod | {"status": self._published | {"conditions": conditions}}
-
-
-def _text(obj: Manifest | None) -> dict[str, str] | None:
-    if obj is None:
-        return None
-    try:
-        return {key: value.decode() for key, value in decode_object(obj).items()}
-    except UnicodeDecodeError as error:
-        raise ConfigMissing(f"{obj['kind']} {obj['metadata']['name']!r} isn't text, so it can't become variables") from error

@@ -10,11 +10,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 from dataclasses import dataclass
-from typing import Any
 
 from paceline_local.manifests import Manifest, owner_reference
+from paceline_local.rollout_limits import Limits, is_recreate, limits_of
 
 __all__ = [
     "HASH_LABEL",
@@ -23,11 +22,9 @@ __all__ = [
     "AnnotateReplicaSet",
     "CreateReplicaSet",
     "DeleteReplicaSet",
-    "Limits",
     "RolloutPlan",
     "ScaleReplicaSet",
     "find_current",
-    "limits_of",
     "plan_rollout",
     "template_hash",
 ]
@@ -77,42 +74,6 @@ class RolloutPlan:
 
     actions: tuple[Action, ...]
     revision: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How many pods a rollout may have above and below `replicas`."""
-
-    replicas: int
-    max_surge: int
-    max_unavailable: int
-
-    @property
-    def min_available(self) -> int:
-        """Pods that must stay available."""
-        return max(self.replicas - self.max_unavailable, 0)
-
-
-def _portion(value: Any, whole: int, *, up: bool) -> int:
-    """Return an absolute number for `3` or `"25%"` of `whole`."""
-    if isinstance(value, str) and value.endswith("%"):
-        exact = int(value[:-1]) * whole / 100
-        return math.ceil(exact) if up else math.floor(exact)
-    return int(value)
-
-
-def limits_of(deployment: Manifest) -> Limits:
-    """Return the bounds of a Deployment's rollout: surge rounds up, unavailability down, and never are both zero."""
-    spec = deployment["spec"]
-    replicas = spec.get("replicas", 1)
-    if _is_recreate(deployment):
-        return Limits(replicas, 0, replicas)
-    rolling = (spec.get("strategy") or {}).get("rollingUpdate") or {}
-    surge = _portion(rolling.get("maxSurge", "25%"), replicas, up=True)
-    unavailable = _portion(rolling.get("maxUnavailable", "25%"), replicas, up=False)
-    if surge == 0 and unavailable == 0:
-        unavailable = 1
-    return Limits(replicas, surge, min(unavailable, replicas))
 
 
 def template_hash(template: Manifest, collisions: int = 0) -> str:
@@ -174,10 +135,6 @@ def _revision(obj: Manifest) -> int:
     return int((obj["metadata"].get("annotations") or {}).get(REVISION) or 0)
 
 
-def _is_recreate(deployment: Manifest) -> bool:
-    return (deployment["spec"].get("strategy") or {}).get("type") == "Recreate"
-
-
 def plan_rollout(deployment: Manifest, replica_sets: list[Manifest]) -> RolloutPlan:
     """Return the next actions for a Deployment and the ReplicaSets it controls (with their statuses up to date)."""
     current = find_current(deployment, replica_sets)
@@ -193,14 +150,14 @@ def plan_rollout(deployment: Manifest, replica_sets: list[Manifest]) -> RolloutP
         annotate: tuple[Action, ...] = (AnnotateReplicaSet(current["metadata"]["name"], str(revision)),)
     else:
         annotate = ()
-    steps = _recreate(deployment, current, old) if _is_recreate(deployment) else _roll(deployment, current, old)
+    steps = _recreate(deployment, current, old) if is_recreate(deployment) else _roll(deployment, current, old)
     actions = (*annotate, *steps, *_forget(deployment, old))
     return RolloutPlan(actions, str(revision) if _revision(deployment) != revision else None)
 
 
 def _start(deployment: Manifest, old: list[Manifest]) -> RolloutPlan:
     """Create the ReplicaSet of a template that has none; `Recreate` first waits until all old pods are gone."""
-    if _is_recreate(deployment) and any(_replicas(rs) or _status(rs, "replicas") for rs in old):
+    if is_recreate(deployment) and any(_replicas(rs) or _status(rs, "replicas") for rs in old):
         return RolloutPlan(_scale_down_all(old), None)
     limits = limits_of(deployment)
     room = limits.replicas + limits.max_surge - sum(_replicas(rs) for rs in old)

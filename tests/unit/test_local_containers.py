@@ -220,6 +220,8 @@ def test_a_record_survives_the_agent_and_a_dead_process_shows_as_unknown(tmp_pat
     lost = load_record(path, NOW + 9).state  # same pid, other start time: a different process
     assert lost.process is None and lost.ended.reason == "ContainerStatusUnknown" and not lost.ready
     assert load_record(tmp_path / "none.json", NOW) == Record()
+    path.write_text('{"version": 0}')
+    assert load_record(path, NOW) == Record()
 
 
 def test_log_tail_and_trimming(tmp_path):

@@ -19,10 +19,10 @@ from paceline_local.rollout import (
     DeleteReplicaSet,
     ScaleReplicaSet,
     find_current,
-    limits_of,
     plan_rollout,
     template_hash,
 )
+from paceline_local.rollout_limits import limits_of
 
 NOW = 1_700_000_000.0
 

@@ -326,6 +326,25 @@ def test_what_cannot_run_says_why(stack, name, container, reason, said):
     stack.until(lambda: not pods_of(stack, name), f"pods of {name} stay")
 
 
+def test_init_containers_run_first_and_a_pod_may_end(stack):
+    mounts = [{"name": "work", "mountPath": "/work"}]
+    init = {"name": "first", "command": ["sh", "-c", "echo prepared > /work/file"], "volumeMounts": mounts}
+    main = {"name": "main", "command": ["cat", "/work/file"], "volumeMounts": mounts}
+    spec = {
+        "restartPolicy": "Never",
+        "initContainers": [init],
+        "containers": [main],
+        "volumes": [{"name": "work", "emptyDir": {}}],
+    }
+    for container in (init, main):
+        container["image"] = "ignored"
+    stack.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job", "labels": {"app": "job"}}, "spec": spec})
+    stack.until(lambda: [p["status"].get("phase") for p in pods_of(stack, "job")] == ["Succeeded"], "the pod never ended")
+    assert stack.ok("logs", "job", "-c", "main") == "prepared\n"
+    stack.ok("delete", "pod", "job")
+    assert pods_of(stack, "job") == []
+
+
 def test_a_pod_that_asks_for_a_gpu_is_unschedulable(stack):
     stack.apply(web("gpu", replicas=1, resources={"limits": {"nvidia.com/gpu": "1"}}))
     message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
