@@ -431,6 +431,60 @@ def test_the_api_server_may_go_away_and_come_back(api, operator, tmp_path):
         operator.start()
 
 
+# exactly what the operator needs in a namespace that it serves; Secrets are written and never read
+RULES = [
+    {"apiGroups": ["paceline.io"], "resources": ["inferenceservices"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["paceline.io"], "resources": ["inferenceservices/status"], "verbs": ["patch"]},
+    {
+        "apiGroups": ["", "apps", "policy"],
+        "resources": ["serviceaccounts", "configmaps", "services", "deployments", "poddisruptionbudgets"],
+        "verbs": ["get", "list", "watch", "create", "patch"],
+    },
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
+    {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "get", "patch"]},
+]
+
+
+@pytest.fixture
+def limited(api, tmp_path):
+    """A kubeconfig of an account that has `RULES` in the namespace and nothing else."""
+    api.create("ServiceAccount", {"metadata": {"name": "limited"}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    answer = api.call("POST", api.path("ServiceAccount", "limited") + "/token", request)
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{api.namespace}"
+    if answer is None or api.call("POST", f"{roles}/roles", {"metadata": {"name": "limited"}, "rules": RULES}) is None:
+        pytest.skip("this API server has no RBAC")
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "limited"}
+    subject = {"kind": "ServiceAccount", "name": "limited", "namespace": api.namespace}
+    api.call("POST", f"{roles}/rolebindings", {"metadata": {"name": "limited"}, "roleRef": reference, "subjects": [subject]})
+    document = yaml.safe_load(Path(api.kubeconfig).read_text())
+    document["users"] = [{"name": user["name"], "user": {"token": answer["status"]["token"]}} for user in document["users"]]
+    path = tmp_path / "limited.kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def test_rights_in_its_own_namespace_are_enough(api, operator, limited, tmp_path):
+    operator.kill()
+    log = tmp_path / "limited.log"
+    modest = Operator(api, log, limited)
+    try:
+        api.service("modest", unknown=1)
+        eventually(lambda: any(e["reason"] == "InvalidSpec" for e in api.events("modest")), "events are written")
+        api.merge("InferenceService", "modest", {"spec": {"unknown": None}})
+        api.complete("modest")
+        api.delete("Service", "modest")
+        eventually(lambda: api.get("Service", "modest"), "drift is corrected")
+        assert "403" not in log.read_text()
+        assert "orbidden" not in log.read_text()
+        assert modest.stop() == 0
+    finally:
+        if modest.running:
+            modest.kill()
+        operator.start()
+
+
 def test_deletion_leaves_nothing_even_without_the_operator(api, operator, collects_garbage):
     for name in ("gone", "gone-alone"):
         api.service(name)
