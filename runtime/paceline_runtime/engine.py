@@ -106,6 +106,7 @@ class Engine:
         self._kv_share = knobs.kv_memory_fraction
         self._resizing = False
         self._idle = False
+        self._looked = 0.0  # when `schedule` was asked last
         self.steps = 0
         self.num_blocks = backend.num_blocks
         self.step_model = self._fitter.model() if self._fitter.steps else None
@@ -145,7 +146,8 @@ class Engine:
 
     def _fill(self) -> None:
         while len(self._in_flight) < self._depth:
-            plan = self._scheduler.schedule(self._now())
+            self._looked = self._now()
+            plan = self._scheduler.schedule(self._looked)
             if plan is None:
                 return
             self._runner.submit(plan)
@@ -165,7 +167,8 @@ class Engine:
         """Seconds until `turn` may do something without new input: 0 now, None not before input comes."""
         if not self._idle:
             return 0.0
-        event = self._scheduler.next_event(self._now())
+        # asked as of the look that found nothing: an event that came due since then must not be taken for past
+        event = self._scheduler.next_event(self._looked)
         return None if event is None else max(0.0, event - self._now())
 
     # -- knobs and figures ------------------------------------------------------------------------------------------

@@ -104,6 +104,7 @@ class EngineClient:
         self.gauges = Gauges()
         self.step_model: StepModelDocument | None = None
         self.starts = 0
+        self._instance = f"{time.time_ns():x}"
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -165,8 +166,6 @@ class EngineClient:
     def instance(self) -> str:
         """Names this life of the engine: changes when it is started again."""
         return f"{self._instance}-{self.starts}"
-
-    _instance = f"{time.time_ns():x}"
 
     # -- supervision ------------------------------------------------------------------------------------------------
 

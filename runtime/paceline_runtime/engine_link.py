@@ -17,11 +17,22 @@ import zmq
 import zmq.asyncio
 
 from paceline_runtime.messages import FromEngine, ToEngine, decode_from_engine, encode
-from paceline_runtime.settings import EngineSettings
+from paceline_runtime.settings import EngineSettings, SettingsError
 
 __all__ = ["EngineLink"]
 
 _LAST_WORDS_MS = 100  # local sockets deliver at once; this only lets the reader run after the process has ended
+
+
+def _check_length(folder: Path) -> None:
+    """Unix sockets have short names. Raises `SettingsError` for a temporary folder that is too deep for one."""
+    longest = len(os.fsencode(folder / "from-engine"))
+    if longest > zmq.IPC_PATH_MAX_LEN:
+        folder.rmdir()
+        raise SettingsError(
+            f"the temporary folder {folder.parent} is too long a name for a Unix socket ({longest} bytes, at most "
+            f"{zmq.IPC_PATH_MAX_LEN}): set TMPDIR to a shorter one"
+        )
 
 
 class EngineLink:
@@ -30,6 +41,7 @@ class EngineLink:
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._folder = Path(tempfile.mkdtemp(prefix="paceline-"))  # 0700: nobody else may speak to the engine
+        _check_length(self._folder)
         self._context = zmq.asyncio.Context()
         self._outbox = self._open(zmq.PUSH)
         self._inbox = self._open(zmq.PULL)

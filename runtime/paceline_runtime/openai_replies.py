@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(ABC):
     """The shape of one kind of answer."""
 
     id: str
@@ -48,14 +49,17 @@ class Reply:
         usage = _usage(generation.prompt_tokens, generation.completion_tokens, None)
         return _event({**self._head(chunk=True), "choices": [], "usage": usage})
 
+    @abstractmethod
     def _head(self, *, chunk: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """What every body and event starts with."""
 
+    @abstractmethod
     def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        raise NotImplementedError
+        """One choice of an answer that isn't streamed."""
 
+    @abstractmethod
     def _piece_choice(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        raise NotImplementedError
+        """The choice of a stream's event."""
 
 
 class CompletionReply(Reply):

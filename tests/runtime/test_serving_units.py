@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
 from paceline_runtime.engine import Engine
 from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady
+from paceline_runtime.engine_link import EngineLink
 from paceline_runtime.generation import Generation
 from paceline_runtime.knob_store import KnobStore, NothingToRollBack
 from paceline_runtime.logs import log_event, set_up_logging
@@ -366,6 +368,16 @@ def test_an_idle_engine_waits_for_input_or_for_the_next_event() -> None:
     assert eng.wait() == 0.0
 
 
+def test_an_event_that_comes_due_between_look_and_sleep_is_not_lost() -> None:
+    time = FakeTime()
+    eng = engine(time, strategy=Strategy.DYNAMIC, max_queue_delay=0.5)
+    add(eng, 1, 3)
+    assert eng.turn().plan is None
+    time.now += 0.7  # the machine was busy elsewhere
+    assert eng.wait() == 0.0
+    assert eng.turn().plan is not None
+
+
 def test_steps_take_their_modelled_time_one_after_another() -> None:
     time = FakeTime()
     runner = ClockRunner(StepModel(constant=1.0, decode_tokens=0.5), [9], now=time, sleep=time.sleep)
@@ -478,6 +490,15 @@ class FakeLink:
         for message in FakeLink.scripts.pop(0) if FakeLink.scripts else []:
             await asyncio.sleep(0)
             yield message
+
+
+async def test_a_temporary_folder_too_deep_for_a_socket_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with pytest.raises(SettingsError, match="set TMPDIR to a shorter one"):
+        EngineLink(EngineSettings(None, {}))
+    assert list(deep.iterdir()) == []
 
 
 @pytest.fixture
