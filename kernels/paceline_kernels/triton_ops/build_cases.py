@@ -12,11 +12,15 @@ import torch
 
 from paceline_kernels.triton_ops.attention import paged_attention
 from paceline_kernels.triton_ops.attention_plan import SplitPolicy, plan_paged
+from paceline_kernels.triton_ops.bitmask import apply_bitmask
 from paceline_kernels.triton_ops.block_copy import copy_blocks
 from paceline_kernels.triton_ops.gate import gelu_mul, gelu_tanh_mul, silu_mul
 from paceline_kernels.triton_ops.launch import KernelCall, Target, recording
 from paceline_kernels.triton_ops.norm import add_rms_norm, rms_norm
+from paceline_kernels.triton_ops.quantised_matmul import int4_matmul, quantise_activations, row_scaled_matmul
+from paceline_kernels.triton_ops.quantised_weights import Int4Weight, RowScaledWeight
 from paceline_kernels.triton_ops.rope import rope_and_cache
+from paceline_kernels.triton_ops.sampling import SamplingBatch, sample
 
 __all__ = ["BuildCase", "build_cases"]
 
@@ -46,6 +50,8 @@ def build_cases(target: Target) -> Iterator[BuildCase]:
     yield from _attention(target)
     yield from _pointwise()
     yield from _rope(target)
+    yield from _sampling()
+    yield from _products(target)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -53,14 +59,18 @@ def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _attention(target: Target) -> Iterator[BuildCase]:
-    stored = (None, torch.int8, FP8) if target.has_fp8 else (None, torch.int8)
-    for dtype, kv_dtype, size in product(FLOATS, stored, HEAD_SIZES):
-        quick = size == 128 and dtype == torch.bfloat16
-        yield _attention_case(dtype, kv_dtype, size, quick=quick)
-    for group, size, dtype in product((1, 7, 16), (64, 128, 256), (torch.float16, torch.bfloat16)):
-        yield _attention_case(dtype, None, size, group=group, window=4096, soft_cap=50.0)
-    for size in HEAD_SIZES:
-        yield _attention_case(torch.bfloat16, None, size, invariant=True)
+    stored = (torch.int8, FP8) if target.has_fp8 else (torch.int8,)
+    for dtype, size in product(FLOATS, HEAD_SIZES):
+        yield _attention_case(dtype, None, size, quick=size == 128 and dtype == torch.bfloat16)
+    for kv_dtype, size in product(stored, HEAD_SIZES):
+        yield _attention_case(torch.bfloat16, kv_dtype, size, quick=size == 128)
+    for dtype, kv_dtype in product((torch.float16, torch.float32), stored):
+        yield _attention_case(dtype, kv_dtype, 128)
+    # groups, windows and caps change masks and scores, not tiles: pairs of them with the widths that matter for registers
+    for group, size in ((1, 64), (7, 128), (16, 128), (16, 256)):
+        yield _attention_case(torch.bfloat16, None, size, group=group, window=4096, soft_cap=50.0)
+    # the invariant mode launches the prefill tile for all rows
+    yield _attention_case(torch.bfloat16, None, 128, group=16, invariant=True)
 
 
 def _attention_case(
@@ -114,3 +124,53 @@ def _rope(target: Target) -> Iterator[BuildCase]:
         scales = _empty(9, 16, 2, kv_heads, dtype=torch.float32) if kv_dtype else None
         run = partial(rope_and_cache, qkv, table, table, cache, ids, heads, positions=ids, kv_scales=scales)
         yield BuildCase(f"rope {dtype} kv={kv_dtype or dtype} {size}", run, quick=size == 128 and dtype == torch.bfloat16)
+
+
+def _sampling() -> Iterator[BuildCase]:
+    rows = 3
+    floats, counts = _empty(rows, dtype=torch.float32), _empty(rows, dtype=torch.int32)
+    seeds = _empty(rows, dtype=torch.int64)
+    batches = {
+        "greedy": SamplingBatch(floats),
+        "plain": SamplingBatch(floats, seeds),
+        "top_k": SamplingBatch(floats, seeds, top_ks=counts),
+        "min_p": SamplingBatch(floats, seeds, min_ps=floats),
+        "all filters": SamplingBatch(floats, seeds, counts, floats, floats),
+    }
+    for dtype, (name, batch) in product(FLOATS, batches.items()):
+        logits = _empty(rows, 128_256, dtype=dtype)
+        run = partial(sample, logits, batch)
+        # ptxas holds the search to 80 registers and spills three: outside the loop, a few bytes for megabytes read
+        yield BuildCase(f"sample {name} {dtype}", run, may_spill=True, quick=dtype == torch.float32)
+    for dtype in FLOATS:
+        run = partial(apply_bitmask, _empty(rows, 128_256, dtype=dtype), _empty(rows, 4008, dtype=torch.int32), seeds)
+        yield BuildCase(f"apply_bitmask {dtype}", run, quick=dtype == torch.float32)
+
+
+def _products(target: Target) -> Iterator[BuildCase]:
+    """Each tile height (1, 17 and 33 rows), with and without a split: 4096 outputs are split, 32768 aren't."""
+    for (rows, size), dtype in product(((1, 4096), (17, 4096), (33, 4096), (33, 32768)), FLOATS):
+        x, bias = _empty(rows, 4096, dtype=dtype), _empty(size, dtype=dtype)
+        quick = dtype == torch.bfloat16 and rows == 1 and size == 4096
+        for stored in (torch.int8, FP8) if target.has_fp8 else (torch.int8,):
+            weight = RowScaledWeight(_empty(size, 4096, dtype=stored), _empty(size, dtype=torch.float32))
+            run = partial(row_scaled_matmul, x, weight, bias)
+            yield BuildCase(f"matmul {dtype} × {stored} {rows}→{size}", run, quick=quick)
+        for group in (32, 64, 128):
+            scales = _empty(size, 4096 // group, dtype=torch.float16)
+            weight4 = Int4Weight(_empty(size, 2048, dtype=torch.uint8), scales, scales)
+            run = partial(int4_matmul, x, weight4, bias)
+            yield BuildCase(f"matmul {dtype} × int4/{group} {rows}→{size}", run, quick=quick and group == 32)
+    if target.has_fp8:
+        yield from _float8_products()
+
+
+def _float8_products() -> Iterator[BuildCase]:
+    for rows, size in product((1, 17, 33), (4096, 32768)):
+        weight = RowScaledWeight(_empty(size, 4096, dtype=FP8), _empty(size, dtype=torch.float32))
+        x, scales = _empty(rows, 4096, dtype=FP8), _empty(rows, dtype=torch.float32)
+        run = partial(row_scaled_matmul, x, weight, None, scales, dtype=torch.bfloat16)
+        yield BuildCase(f"matmul float8 × float8 {rows}→{size}", run, quick=rows == 1 and size == 4096)
+    for dtype, depth in product(FLOATS, (1024, 4096, 14336)):
+        run = partial(quantise_activations, _empty(3, depth, dtype=dtype))
+        yield BuildCase(f"quantise_activations {dtype} {depth}", run, quick=dtype == torch.bfloat16 and depth == 4096)
