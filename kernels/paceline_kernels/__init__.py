@@ -19,7 +19,7 @@ from paceline_kernels.attention_batch import (
 from paceline_kernels.dispatch import Op
 from paceline_kernels.linear import Linear
 from paceline_kernels.norm import add_rms_norm, rms_norm
-from paceline_kernels.rope import RopeTable, rope_and_cache, rope_table
+from paceline_kernels.rope import RopeRows, rope_and_cache, rope_rows
 from paceline_kernels.sampling import RowSampling, sample
 from paceline_kernels.silu import silu_mul
 
@@ -33,14 +33,14 @@ __all__ = [
     "Linear",
     "Op",
     "PrefillSegment",
-    "RopeTable",
+    "RopeRows",
     "RowSampling",
     "SequenceSpan",
     "add_rms_norm",
     "paged_attention",
     "rms_norm",
     "rope_and_cache",
-    "rope_table",
+    "rope_rows",
     "sample",
     "silu_mul",
 ]

@@ -8,36 +8,35 @@ import torch
 
 from paceline_kernels.dispatch import Op
 
-__all__ = ["RopeTable", "rope_and_cache", "rope_table"]
+__all__ = ["RopeRows", "rope_and_cache", "rope_rows"]
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTable:
-    """Cosines and signed sines [P, 1, D] of each position; `sin` carries a minus in its first half."""
+class RopeRows:
+    """Cosines and signed sines [T, 1, D] of a step's positions; `sin` carries a minus in its first half."""
 
     cos: torch.Tensor
     sin: torch.Tensor
 
-    def at(self, positions: torch.Tensor) -> RopeTable:
-        """Return the rows of `positions` [T], as `rope_and_cache` wants them."""
-        return RopeTable(self.cos.index_select(0, positions), self.sin.index_select(0, positions))
 
+def rope_rows(positions: torch.Tensor, inverse_frequencies: torch.Tensor, dtype: torch.dtype) -> RopeRows:
+    """Return the rows of `positions` [T] for `inverse_frequencies` [D/2], computed in their dtype (float32, as in training).
 
-def rope_table(inverse_frequencies: torch.Tensor, max_positions: int, dtype: torch.dtype) -> RopeTable:
-    """Return the table for `inverse_frequencies` [D/2], computed in their dtype (float32, as models are trained)."""
-    positions = torch.arange(max_positions, dtype=inverse_frequencies.dtype, device=inverse_frequencies.device)
-    angles = torch.outer(positions, inverse_frequencies)
+    Made once per step for all layers, in microseconds; a table of every position would take gigabytes of a model that
+    claims a context of millions.
+    """
+    angles = torch.outer(positions.to(inverse_frequencies.dtype), inverse_frequencies)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return RopeTable(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
+    return RopeRows(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
 
 
 @Op
 def rope_and_cache(
-    qkv: torch.Tensor, table: RopeTable, kv_cache: torch.Tensor, slots: torch.Tensor, num_heads: int
+    qkv: torch.Tensor, rows: RopeRows, kv_cache: torch.Tensor, slots: torch.Tensor, num_heads: int
 ) -> torch.Tensor:
     """Rotate queries and keys of `qkv` **in place**, write keys and values to `kv_cache`, return the queries.
 
-    `qkv` [T, H + 2·K, D] holds queries, keys, values; `table` the T rows of the step's positions; `kv_cache` is
+    `qkv` [T, H + 2·K, D] holds queries, keys, values; `rows` the step's positions; `kv_cache` is
     [B, S, 2, K, D]; `slots` [T] int64 is block × S + offset of each token. The halves of a head are rotated against each
     other (the Hugging Face order).
     Returns a view [T, H, D].
@@ -46,6 +45,6 @@ def rope_and_cache(
     num_kv_heads = (heads - num_heads) // 2
     rotated = qkv[:, : num_heads + num_kv_heads]
     swapped = rotated.unflatten(-1, (2, size // 2)).flip(2).flatten(2)
-    rotated.mul_(table.cos).addcmul_(swapped, table.sin)
+    rotated.mul_(rows.cos).addcmul_(swapped, rows.sin)
     kv_cache.view(-1, 2 * num_kv_heads, size).index_copy_(0, slots, qkv[:, num_heads:])
     return qkv[:, :num_heads]

@@ -21,7 +21,7 @@ from paceline_kernels import (
     paged_attention,
     rms_norm,
     rope_and_cache,
-    rope_table,
+    rope_rows,
     silu_mul,
 )
 from paceline_runtime.model_config import ModelConfig, RopeConfig
@@ -41,11 +41,9 @@ class _Layer:
 
 
 class Decoder:
-    """A Llama-family decoder with its weights on one device, in one dtype. Positions are below `max_positions`."""
+    """A Llama-family decoder with its weights on one device, in one dtype."""
 
-    def __init__(
-        self, config: ModelConfig, weights: WeightSource, *, max_positions: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: WeightSource, *, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -54,7 +52,7 @@ class Decoder:
         self._layers = tuple(load.layer(index) for index in range(config.num_layers))
         self._norm = load.tensor("model.norm.weight", (config.hidden_size,))
         self._head = load.head(self._embedding)
-        self._rope = rope_table(load.frequencies().to(device), max_positions, dtype)
+        self._frequencies = load.frequencies().to(device)
         self._gather = Gather()
         self._scale = 1 / math.sqrt(config.head_dim)
         self.weight_bytes = load.nbytes
@@ -68,13 +66,13 @@ class Decoder:
         `token_ids` [T] follow the rows of `batch`; `kv` holds each layer's cache.
         """
         config, eps = self.config, self.config.rms_norm_eps
-        table = self._rope.at(batch.positions)
+        rotation = rope_rows(batch.positions, self._frequencies, self.dtype)
         residual = embedding(token_ids, self._embedding)  # [T, hidden]
         hidden = torch.zeros_like(residual)
         for layer, cache in zip(self._layers, kv, strict=True):
             normed = add_rms_norm(hidden, residual, layer.input_norm, eps)
             qkv = layer.qkv(normed).view(len(token_ids), -1, config.head_dim)  # [T, H + 2·K, D]
-            queries = rope_and_cache(qkv, table, cache, batch.slots, config.num_heads)
+            queries = rope_and_cache(qkv, rotation, cache, batch.slots, config.num_heads)
             attended = layer.output(paged_attention(queries, cache, batch, self._gather, self._scale))
             normed = add_rms_norm(attended, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(normed)))

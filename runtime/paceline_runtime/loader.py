@@ -85,7 +85,7 @@ def load_model(
     config, weights = open_model(files, quantization, dummy=load_format == "dummy", seed=seed)
     length = _model_length(config, max_model_len)
     number_type = _dtype(dtype, target)
-    decoder = Decoder(config, weights, max_positions=length, dtype=number_type, device=target)
+    decoder = Decoder(config, weights, dtype=number_type, device=target)
     limit, base, max_kv_bytes = _device_memory(target, base)
     budget = MemoryBudget(
         limit=limit,

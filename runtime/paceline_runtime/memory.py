@@ -78,7 +78,7 @@ class MemoryBudget:
             raise MemoryBudgetError(
                 f"no memory for a KV cache under {setting}: {self.limit // _MIB} MiB - {self.base // _MIB} base"
                 f" - {self.weights // _MIB} weights - {self.activations // _MIB} activations leave less than a block;"
-                " raise limits.memory, or lower maxNumBatchedTokens or maxNumSeqsLimit"
+                " raise limits.memory, or lower maxNumBatchedTokens, maxNumSeqsLimit or maxModelLen"
             )
         return blocks
 

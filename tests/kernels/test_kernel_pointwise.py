@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_kernels import Linear, Op, add_rms_norm, rms_norm, rope_and_cache, rope_table, silu_mul
+from paceline_kernels import Linear, Op, add_rms_norm, rms_norm, rope_and_cache, rope_rows, silu_mul
 
 SHAPES = [(1, 2), (1, 576), (3, 7), (17, 64), (130, 33)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -50,13 +50,13 @@ def test_silu_mul(tokens, size, dtype):
 def test_rope_and_cache(heads, kv_heads, size, dtype):
     block_size, positions = 4, torch.tensor([0, 3, 17, 255])
     frequencies = 1 / 10_000 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
-    table = rope_table(frequencies, 256, dtype).at(positions)
+    rows = rope_rows(positions, frequencies, dtype)
     qkv = random(len(positions), heads + 2 * kv_heads, size, dtype=dtype)
     before = expected.wide(qkv)
     cache = torch.full((9, block_size, 2, kv_heads, size), 7.0, dtype=dtype)
     slots = torch.tensor([35, 0, 14, 13])
 
-    queries = rope_and_cache(qkv, table, cache, slots, heads)
+    queries = rope_and_cache(qkv, rows, cache, slots, heads)
 
     rotated = np.array(
         [

