@@ -30,6 +30,8 @@ _FIRST_BACKOFF = 0.2  # seconds; doubles: 0.2 … 1.6, about 3 s in all, then th
 _LONGEST_WAIT = 10.0  # seconds that a server's Retry-After may ask of one call
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, to answer
 _TRANSIENT = (408, 409, 429)
+# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field: trying again can't help
+_MISTYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,10 @@ class _Answer:
             data = json.loads(text)
         except ValueError:
             return cls(status if status >= 300 else 502, text[:200].decode(errors="replace"), None, retry_after)
-        return cls(status, str(data.get("message", "")), data, retry_after)
+        message = str(data.get("message", ""))
+        if status == 500 and message.startswith(_MISTYPED):
+            status = 400
+        return cls(status, message, data, retry_after)
 
     def result(self, what: str) -> Object | None:
         if self.status == 404:

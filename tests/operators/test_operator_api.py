@@ -108,6 +108,16 @@ async def test_a_refusal_is_told_at_once(api, server, status):
     assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize(
+    "message", ["failed to create typed patch object: .spec.foo", "failed to convert new object to proper"]
+)
+async def test_what_old_servers_call_their_own_error_is_a_refusal(api, server, message):
+    server.answers = [(500, {"message": message}, {})]
+    with pytest.raises(ApiRefused, match=message):
+        await api.apply(child())
+    assert len(server.requests) == 1
+
+
 async def test_a_server_that_is_not_there_is_unavailable(monkeypatch, metrics):
     monkeypatch.setattr(cluster_module, "_FIRST_BACKOFF", 0.001)
     configuration = client.Configuration()

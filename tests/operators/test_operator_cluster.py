@@ -246,6 +246,50 @@ def test_a_spec_that_breaks_the_schema_is_refused_by_the_server(api, operator, s
     assert next(iter(spec)) in raised.value.reason
 
 
+TEMPLATES = {
+    "wrong-type": ({"spec": {"containers": [{"name": "runtime", "env": "x"}]}}, "env"),
+    "unknown-field": ({"spec": {"nodeSelektor": {}}}, "nodeSelektor"),
+    "no-image": ({"spec": {"containers": [{"name": "sidecar"}]}}, "image"),
+}
+
+
+@pytest.fixture
+def generous(api, operator, tmp_path):
+    """The operator with templates allowed, in place of the strict one."""
+    operator.stop()
+    found = Operator(api, tmp_path / "operator.log", PACELINE_ALLOW_TEMPLATE="any")
+    yield found
+    found.stop()
+    operator.start()
+
+
+def test_a_template_that_the_server_refuses_is_told_in_its_words(api, generous):
+    refused = {name: fault for name, fault in TEMPLATES.items() if not _takes(api, fault[0])}
+    if not refused:
+        pytest.skip("this API server takes any pod template")
+    for name, (template, _) in refused.items():
+        api.service(f"template-{name}", template=template)
+    for name, (_, word) in refused.items():
+        is_told = lambda name=name: api.condition(f"template-{name}", "Ready").get("reason") == "Rejected"  # noqa: E731
+        eventually(is_told, f"{name} is told")
+        assert word in api.condition(f"template-{name}", "Ready")["message"]
+
+
+def _takes(api, template):
+    """Return whether the server takes such a Deployment at all: a development server may not know the pods' schema."""
+    containers = [{"name": "runtime", "image": "x"}]
+    pod = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": containers} | template["spec"]}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": pod}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "probe"}, "spec": spec}
+    path = api.path("Deployment", "probe") + "?fieldManager=probe"
+    try:
+        api.call("PATCH", path, body, "application/apply-patch+yaml")
+    except client.ApiException:
+        return False
+    api.delete("Deployment", "probe")
+    return True
+
+
 def test_a_mended_spec_is_taken(api, operator):
     api.service("mended", typo=1)
     eventually(lambda: api.condition("mended", "SpecValid").get("status") == "False", "the typo is told")
