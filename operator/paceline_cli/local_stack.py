@@ -17,7 +17,7 @@ from rich.table import Table
 
 from paceline_cli.local_common import console_of_output, home_option
 from paceline_local.errors import LocalError
-from paceline_local.leftovers import is_up, remove_leftovers
+from paceline_local.leftovers import is_up, remove_home, remove_leftovers
 from paceline_local.processes import ProcessId, identify
 from paceline_local.state import StateDir, read_json
 
@@ -160,6 +160,8 @@ def _remove_state(state: StateDir) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+    if state.home.exists():
+        remove_home(state)
 
 
 @click.command()

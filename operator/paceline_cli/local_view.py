@@ -91,11 +91,17 @@ def pod_trouble(pod: Manifest) -> str | None:
     scheduled = condition(pod, "PodScheduled")
     if scheduled is not None and scheduled["status"] == "False":
         return str(scheduled["message"])
-    reasons = []
-    for container in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        last = (container.get("lastState") or {}).get("terminated") or {}
-        lines = str(last.get("message") or "").strip().splitlines()  # the end of a log says what went wrong
-        said = [waiting.get("reason") or "", waiting.get("message") or "", *lines[-1:]]
-        reasons += [": ".join(word for word in said if word)] if waiting else []
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    reasons = [why for container in statuses if not container["ready"] and (why := _container_trouble(container))]
     return "; ".join(reasons) or (ready or {}).get("message") or "not started yet"
+
+
+def _container_trouble(container: Manifest) -> str:
+    """Return what a container waits for or how it ended, with the last line that it printed."""
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting"), state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    said = [waiting.get("reason") or "", waiting.get("message") or ""] if waiting else []
+    if ended:
+        lines = str(ended.get("message") or "").strip().splitlines()  # the end of a log says what went wrong
+        said += [f"ended with exit code {ended['exitCode']}", *lines[-1:]]
+    return ": ".join(word for word in said if word)

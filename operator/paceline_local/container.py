@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 CONTAINER_MARKER = "PACELINE_LOCAL_CONTAINER"  # pod uid/container, in the environment of all its processes
 _RETRY_S = 2.0
 _EAGER_S = 0.5
-_POLICIES = {True: "OnFailure", False: "Always"}  # what an init container does under the pod's restartPolicy Always
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class ContainerRunner:
         self, pod_uid: str, container: Manifest, policy: str, grace: float, hooks: PodHooks, *, init: bool = False
     ) -> None:
         self._container, self._hooks, self._grace = container, hooks, grace
-        self._policy = _POLICIES[True] if init and policy == "Always" else policy
+        # an init container has its turn once, so under Always, too, only a failure starts it again
+        self._policy = "OnFailure" if init and policy == "Always" else policy
         self._init = init
         self.name: str = container["name"]
         self.mark = f"{pod_uid}/{self.name}"

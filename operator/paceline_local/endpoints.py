@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from paceline_local.manifests import Manifest, is_deleting, is_pod_ready, matches
+from paceline_local.manifests import Manifest, is_deleting, is_ready, matches
 
 __all__ = ["Backend", "backends_of", "order", "service_ports"]
 
@@ -34,7 +34,7 @@ def backends_of(service: Manifest, port: Manifest, pods: Iterable[Manifest]) -> 
     for pod in pods:
         address = (pod.get("status") or {}).get("podIP")
         chosen = pod["metadata"]["namespace"] == namespace and matches(spec["selector"], pod["metadata"].get("labels"))
-        if chosen and address and not is_deleting(pod) and (every or is_pod_ready(pod)):
+        if chosen and address and not is_deleting(pod) and (every or is_ready(pod)):
             number = _target_port(port, pod)
             found += [Backend(address, number)] if number is not None else []
     return tuple(sorted(found))

@@ -13,7 +13,7 @@ from paceline_local.errors import LocalError
 from paceline_local.processes import ProcessId, kill_all, marked
 from paceline_local.state import MARKER, StateDir
 
-__all__ = ["is_up", "lock_stack", "remove_leftovers"]
+__all__ = ["is_up", "lock_stack", "remove_home", "remove_leftovers"]
 
 _GRACE_S = 5.0
 _POLL_S = 0.05
@@ -22,14 +22,25 @@ _POLL_S = 0.05
 @contextlib.contextmanager
 def lock_stack(state: StateDir) -> Iterator[None]:
     """Hold the stack's lock. Raises `LocalError` if another supervisor has it. The kernel drops it with its process."""
-    descriptor = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = _locked(state)
     try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(state: StateDir) -> int:
+    """Return the descriptor of the locked file; the lock counts only if the file is still the one that others find."""
+    while True:
+        descriptor = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            os.close(descriptor)
             raise LocalError(f"a stack is already up in {state.home}") from error
-        yield
-    finally:
+        with contextlib.suppress(FileNotFoundError):  # `down` removed it between our two calls
+            if state.lock.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
         os.close(descriptor)
 
 
@@ -42,6 +53,13 @@ def is_up(state: StateDir) -> bool:
             return False
     except LocalError:
         return True
+
+
+def remove_home(state: StateDir) -> None:
+    """Remove the lock, and the state folder if nothing else is in it."""
+    with contextlib.suppress(LocalError, OSError), lock_stack(state):
+        state.lock.unlink()
+        state.home.rmdir()
 
 
 def remove_leftovers(state: StateDir) -> int:

@@ -11,7 +11,7 @@ __all__ = [
     "condition",
     "controller_of",
     "is_deleting",
-    "is_pod_ready",
+    "is_ready",
     "key_of",
     "matches",
     "merge_condition",
@@ -84,9 +84,9 @@ def condition(obj: Manifest, kind: str) -> Manifest | None:
     return next((c for c in (obj.get("status") or {}).get("conditions") or () if c["type"] == kind), None)
 
 
-def is_pod_ready(pod: Manifest) -> bool:
-    """Whether the pod's Ready condition is true."""
-    ready = condition(pod, "Ready")
+def is_ready(obj: Manifest) -> bool:
+    """Whether the Ready condition of a pod or a node is true."""
+    ready = condition(obj, "Ready")
     return ready is not None and ready["status"] == "True"
 
 

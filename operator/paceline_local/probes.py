@@ -18,7 +18,7 @@ from paceline_local.processes import kill_all, marked
 __all__ = ["Answer", "ProbeRules", "ProbeTracker", "Target", "ask", "rules_of", "run_command"]
 
 _MAX_MESSAGE = 200
-EXEC_MARKER = "PACELINE_EXEC_ID"
+_EXEC_MARKER = "PACELINE_LOCAL_EXEC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ async def run_command(command: list[str], target: Target) -> Answer:
     mark = f"{id(command)}-{asyncio.get_running_loop().time()}"
     process = await asyncio.create_subprocess_exec(
         *command,
-        env=dict(target.env) | {EXEC_MARKER: mark},
+        env=dict(target.env) | {_EXEC_MARKER: mark},
         cwd=target.cwd,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
@@ -135,7 +135,7 @@ async def run_command(command: list[str], target: Target) -> Answer:
     try:
         output, _ = await process.communicate()
     except asyncio.CancelledError:
-        kill_all([p for p, _ in marked(EXEC_MARKER, mark)], signal.SIGKILL)
+        kill_all([p for p, _ in marked(_EXEC_MARKER, mark)], signal.SIGKILL)
         await process.wait()
         raise
     message = output.decode(errors="replace").strip()[:_MAX_MESSAGE]

@@ -10,7 +10,7 @@ from paceline_local.manifests import (
     Manifest,
     condition,
     is_deleting,
-    is_pod_ready,
+    is_ready,
     merge_condition,
     owner_reference,
     parse_timestamp,
@@ -52,7 +52,7 @@ def _worth(pod: Manifest) -> tuple[object, ...]:
     placed = bool(pod["spec"].get("nodeName"))
     phase = _PHASES.get(status.get("phase", "Pending"), 0)
     born = parse_timestamp(pod["metadata"]["creationTimestamp"])
-    return placed, phase, is_pod_ready(pod), -restarts, -born, pod["metadata"]["name"]
+    return placed, phase, is_ready(pod), -restarts, -born, pod["metadata"]["name"]
 
 
 def new_pod(replica_set: Manifest) -> Manifest:

@@ -67,7 +67,7 @@ class StateDir:
         """The emptyDir volumes: under the system's temporary folder, because Unix sockets in them need a short path (a
         socket's path has 107 bytes at most, however long the home is)."""
         digest = hashlib.sha256(os.fspath(self.home).encode()).hexdigest()
-        return Path(tempfile.gettempdir()) / f"paceline-{digest[:8]}"
+        return Path(tempfile.gettempdir()) / f"paceline-local-{digest[:8]}"
 
     @property
     def claims(self) -> Path:

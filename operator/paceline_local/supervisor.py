@@ -25,7 +25,7 @@ from paceline_local.client import ApiClient
 from paceline_local.controlplane import ControlPlane, control_plane, free_port
 from paceline_local.errors import ApiError, ApiUnavailable, LocalError
 from paceline_local.leftovers import lock_stack, remove_leftovers
-from paceline_local.manifests import condition, is_pod_ready
+from paceline_local.manifests import condition, is_ready
 from paceline_local.node_object import NODE_NAME
 from paceline_local.resources import CRDS, INFERENCE_SERVICES, NODES
 from paceline_local.state import MARKER, StateDir, read_json, state_dir, write_json
@@ -146,7 +146,7 @@ class Supervisor:
     async def _is_node_ready(self) -> bool:
         try:
             async with ApiClient.from_kubeconfig(self._state.kubeconfig) as client:
-                return is_pod_ready(await client.get(NODES, NODE_NAME))  # nodes and pods have the same Ready condition
+                return is_ready(await client.get(NODES, NODE_NAME))
         except (ApiError, ApiUnavailable):
             return False
 

@@ -80,7 +80,8 @@ def test_the_command_line_is_quick_to_import():
 
 
 @pytest.fixture
-def state(tmp_path):
+def state(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     found = StateDir(tmp_path / "home")
     found.create()
     for pod in ("default_web-abcde12345-x1y2z_u1", "default_web-abcde12345-aaaaa_u2", "other_web-abcde12345-bbbbb_u3"):
@@ -135,9 +136,9 @@ def test_tables_keep_names_whole():
 
 def test_why_a_pod_is_not_ready():
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 2s"}}
-    log = {"terminated": {"message": "Traceback …\nerror: no model file"}}
-    pod = {"status": {"containerStatuses": [{"name": "c", "state": waiting, "lastState": log}]}}
-    assert pod_trouble(pod) == "CrashLoopBackOff: back-off 2s: error: no model file"
+    log = {"terminated": {"exitCode": 2, "message": "Traceback …\nerror: no model file"}}
+    pod = {"status": {"containerStatuses": [{"name": "c", "ready": False, "state": waiting, "lastState": log}]}}
+    assert pod_trouble(pod) == "CrashLoopBackOff: back-off 2s: ended with exit code 2: error: no model file"
     assert pod_trouble({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}) is None
     unplaced = {
         "type": "PodScheduled",

@@ -211,7 +211,7 @@ def stack(request, tmp_path_factory):
     finally:
         found.run("down")
     assert found.processes() == [], "'down' left processes"
-    assert not found.state.scratch.exists() and not found.state.pods.exists()
+    assert not found.state.scratch.exists() and not found.state.home.exists(), "'down' left files"
 
 
 @pytest.fixture
