@@ -66,9 +66,9 @@ class ModelRunner:
         self._thread.start()
 
     @property
-    def num_sequences(self) -> int:
+    def seq_ids(self) -> tuple[int, ...]:
         """Sequences whose state is kept."""
-        return len(self._sequences)
+        return tuple(self._sequences)
 
     def add(self, seq_id: int, prompt_tokens: list[int], params: SamplingParams) -> None:
         """Keep a new sequence's prompt and how to sample it, before the first plan that names it."""
