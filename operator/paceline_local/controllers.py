@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 from paceline_local.client import ApiClient
 from paceline_local.deployment_status import deployment_status, progress_deadline
 from paceline_local.errors import ApiError, ApiUnavailable
-from paceline_local.manifests import Manifest, controller_of, is_deleting, timestamp
+from paceline_local.manifests import Manifest, controller_of, is_deleting, key_of
 from paceline_local.mirror import Mirror
 from paceline_local.replicaset import new_pod, next_available, plan_pods, replica_set_status
 from paceline_local.resources import DEPLOYMENTS, PODS, REPLICA_SETS, Resource
@@ -83,11 +83,20 @@ class Controllers:
         replica_sets = (await self._client.list(REPLICA_SETS)).items
         pods = _by_controller((await self._client.list(PODS)).items)
         for replica_set in replica_sets:
-            await self._sync_pods(replica_set, pods[replica_set["metadata"]["uid"]])
+            await self._alone(replica_set, self._sync_pods(replica_set, pods[replica_set["metadata"]["uid"]]))
         owned = _by_controller(replica_sets)
         for deployment in deployments:
             if not is_deleting(deployment):
-                await self._sync_deployment(deployment, owned[deployment["metadata"]["uid"]])
+                work = self._sync_deployment(deployment, owned[deployment["metadata"]["uid"]])
+                await self._alone(deployment, work)
+
+    async def _alone(self, obj: Manifest, work: Coroutine[None, None, None]) -> None:
+        """Do one object's work; the server's refusal of it must not keep the others from theirs."""
+        try:
+            await work
+        except ApiError as error:
+            log.warning("%s %s, trying again: %s", obj["kind"], key_of(obj), error)
+            self._wake(time.time() + _RETRY_S)
 
     async def _sync_pods(self, replica_set: Manifest, pods: list[Manifest]) -> None:
         uid, now = replica_set["metadata"]["uid"], time.time()
@@ -169,7 +178,7 @@ class Controllers:
 
     async def _delete(self, resource: Resource, obj: Manifest) -> None:
         meta = obj["metadata"]
-        log.info("%s: deleting %s/%s at %s", resource.plural, meta["namespace"], meta["name"], timestamp(time.time()))
+        log.info("deleting %s %s", resource.kind, key_of(obj))
         try:
             await self._client.delete(resource, meta["name"], meta["namespace"], uid=meta["uid"])
         except ApiError as error:
