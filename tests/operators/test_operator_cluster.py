@@ -247,7 +247,7 @@ def test_a_spec_that_breaks_the_schema_is_refused_by_the_server(api, operator, s
 
 
 TEMPLATES = {
-    "wrong-type": ({"spec": {"containers": [{"name": "runtime", "env": "x"}]}}, "env"),
+    "wrong-type": ({"spec": {"containers": [{"name": "runtime", "env": "x"}]}}, "list"),
     "unknown-field": ({"spec": {"nodeSelektor": {}}}, "nodeSelektor"),
     "no-image": ({"spec": {"containers": [{"name": "sidecar"}]}}, "image"),
 }
