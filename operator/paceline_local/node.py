@@ -1,7 +1,8 @@
 """The node agent: registers this machine as a Node, binds pods to it and runs them as processes.
 
-Left out on purpose, because processes on a development machine have neither: images, users, capabilities, memory and CPU
-limits (they are only passed on through the downward API), cluster DNS, `*_SERVICE_HOST` variables, kubectl exec and logs ('paceline local logs' reads the files).
+Left out on purpose, because processes on a development machine have none of it: images, users, capabilities, memory and CPU
+limits (they are only passed on through the downward API), cluster DNS, `*_SERVICE_HOST` variables. `kubectl exec` and
+`kubectl logs` don't work either; `paceline local logs` reads the files.
 """
 
 from __future__ import annotations
