@@ -56,11 +56,11 @@ class GgufFile:
         """Return the metadata value of `key`. Raises `ModelFormatError` if it is absent (without default) or no `kind`."""
         value = self.metadata.get(key, default)
         if value is None:
-            raise ModelFormatError(f"{self.path.name}: the metadata lacks {key}")
+            raise ModelFormatError(f"{self.path}: the metadata lacks {key}")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ModelFormatError(f"{self.path.name}: {key} must be {kind.__name__}, got {type(value).__name__}")
+            raise ModelFormatError(f"{self.path}: {key} must be {kind.__name__}, got {type(value).__name__}")
         return value
 
 
@@ -68,7 +68,7 @@ def read_gguf(path: Path) -> GgufFile:
     """Read the header of `path`. Raises `ModelFormatError` (one line) if it isn't a whole, sane GGUF file."""
     with path.open("rb") as file:
         if file.seek(0, 2) < 24:  # magic, version, two counts
-            raise ModelFormatError(f"{path.name}: not a GGUF file (shorter than a header)")
+            raise ModelFormatError(f"{path}: not a GGUF file (shorter than a header)")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).read()
 
@@ -166,4 +166,4 @@ class _Reader:
         return raw
 
     def _error(self, message: str) -> ModelFormatError:
-        return ModelFormatError(f"{self._path.name}: {message}")
+        return ModelFormatError(f"{self._path}: {message}")

@@ -55,11 +55,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     if path.stat().st_size > _MAX_JSON:
-        raise ModelFormatError(f"{path.name} has {path.stat().st_size} bytes, more than {_MAX_JSON}")
+        raise ModelFormatError(f"{path} has {path.stat().st_size} bytes, more than {_MAX_JSON}")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelFormatError(f"{path.name} is no valid JSON: {error}") from error
+        raise ModelFormatError(f"{path} is no valid JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ModelFormatError(f"{path.name} must hold a JSON object")
+        raise ModelFormatError(f"{path} must hold a JSON object")
     return document

