@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -16,7 +17,7 @@ from rich.text import Text
 from paceline_cli.local_common import console_of_output, home_option, with_client
 from paceline_cli.local_kinds import find_kind
 from paceline_cli.local_view import services_view, table_view
-from paceline_local.errors import ApiError, LocalError
+from paceline_local.errors import ApiUnavailable, LocalError
 from paceline_local.manifests import Manifest, key_of
 from paceline_local.resources import INFERENCE_SERVICES, PODS, SERVICES
 from paceline_local.state import StateDir
@@ -104,13 +105,30 @@ async def _addresses(client: ApiClient, namespace: str | None) -> dict[str, str]
 async def _follow(
     client: ApiClient, console: Console, kind: str | None, name: str | None, namespace: str | None, *, wide: bool
 ) -> None:
-    """Show the view again and again; an API server that is away for a moment is said, not fatal."""
-    with Live(console=console, auto_refresh=False) as live:
+    """Show the view again and again: in place on a terminal, else as text whenever it has changed."""
+    last = ""
+    with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
-            try:
-                live.update(await _view(client, kind, name, namespace, wide=wide), refresh=True)
-            except ApiError:
-                raise
-            except LocalError as error:
-                live.update(Text(str(error), style="yellow"), refresh=True)
+            view = await _latest(client, kind, name, namespace, wide=wide)
+            if live is not None:
+                live.update(view, refresh=True)
+            elif (text := _text(console, view)) != last:
+                click.echo(text, nl=False)
+                last = text
             await asyncio.sleep(_REFRESH_S)
+
+
+async def _latest(
+    client: ApiClient, kind: str | None, name: str | None, namespace: str | None, *, wide: bool
+) -> RenderableType:
+    """Return the view; an API server that is away for a moment is said, not fatal."""
+    try:
+        return await _view(client, kind, name, namespace, wide=wide)
+    except ApiUnavailable as error:
+        return Text(str(error), style="yellow")
+
+
+def _text(console: Console, view: RenderableType) -> str:
+    with console.capture() as capture:
+        console.print(view, soft_wrap=isinstance(view, Text))
+    return capture.get()
