@@ -29,6 +29,10 @@ class Op:
 
         return decorate
 
+    def on(self, device_type: str) -> Callable[..., Any]:
+        """Return the implementation for tensors on `device_type`."""
+        return self._by_device.get(device_type, self.reference)
+
     def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the op where its first tensor lives."""
-        return self._by_device.get(first.device.type, self.reference)(first, *args, **kwargs)
+        return self.on(first.device.type)(first, *args, **kwargs)

@@ -34,3 +34,17 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     """Add `x` [T, N] to `residual` [T, N] **in place** and return the RMSNorm of the sum, [T, N]."""
     residual.add_(x)
     return rms_norm(residual, weight, eps)
+
+
+@rms_norm.register("cuda")
+def _rms_norm_cuda(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from paceline_kernels.triton_ops import norm
+
+    return norm.rms_norm(x, weight, eps)
+
+
+@add_rms_norm.register("cuda")
+def _add_rms_norm_cuda(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from paceline_kernels.triton_ops import norm
+
+    return norm.add_rms_norm(x, residual, weight, eps)

@@ -48,3 +48,12 @@ def rope_and_cache(
     rotated.mul_(rows.cos).addcmul_(swapped, rows.sin)
     kv_cache.view(-1, 2 * num_kv_heads, size).index_copy_(0, slots, qkv[:, num_heads:])
     return qkv[:, :num_heads]
+
+
+@rope_and_cache.register("cuda")
+def _rope_and_cache_cuda(
+    qkv: torch.Tensor, rows: RopeRows, kv_cache: torch.Tensor, slots: torch.Tensor, num_heads: int
+) -> torch.Tensor:
+    from paceline_kernels.triton_ops import rope
+
+    return rope.rope_and_cache(qkv, rows.cos.squeeze(1), rows.sin.squeeze(1), kv_cache, slots, num_heads)

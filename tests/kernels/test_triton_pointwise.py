@@ -7,6 +7,11 @@ pytest.importorskip("triton")
 
 from triton_support import DEVICE, assert_near, randn
 
+from paceline_kernels import RopeRows
+from paceline_kernels import add_rms_norm as add_rms_norm_op
+from paceline_kernels import rms_norm as rms_norm_op
+from paceline_kernels import rope_and_cache as rope_op
+from paceline_kernels import silu_mul as silu_mul_op
 from paceline_kernels.triton_ops.block_copy import copy_blocks
 from paceline_kernels.triton_ops.gate import gelu_mul, gelu_tanh_mul, silu_mul
 from paceline_kernels.triton_ops.norm import add_rms_norm, rms_norm
@@ -143,3 +148,27 @@ def test_copy_blocks_moves_bits(dtype: torch.dtype, pairs: list[list[int]]) -> N
         expected[target] = expected[source].clone()
     copy_blocks(cache, torch.tensor(pairs, dtype=torch.int64, device=DEVICE).view(-1, 2))
     assert torch.equal(cache.view(expected.dtype), expected)
+
+
+def test_the_ops_find_the_kernels_on_a_gpu_with_the_same_arguments_as_the_references() -> None:
+    x, residual, weight = randn(3, 64), randn(3, 64, seed=1), randn(64, seed=2)
+    assert_near(rms_norm_op.on("cuda")(x, weight, 1e-6), rms_norm_op.reference(x, weight, 1e-6), torch.float32)
+    sums = residual.clone(), residual.clone()
+    outs = [
+        op(x, total, weight, 1e-6)
+        for op, total in zip((add_rms_norm_op.on("cuda"), add_rms_norm_op.reference), sums, strict=True)
+    ]
+    assert_near(*outs)
+    assert_near(*sums)
+    assert_near(silu_mul_op.on("cuda")(x), silu_mul_op.reference(x))
+
+
+def test_the_rope_op_on_a_gpu_leaves_queries_keys_and_cache_as_the_reference_does() -> None:
+    qkv, (cos, sin) = randn(4, 6, 64), angles(4, 64, torch.float32)
+    rows, slots = RopeRows(cos.unsqueeze(1), sin.unsqueeze(1)), torch.tensor([5, 6, 7, 30], device=DEVICE)
+    results = []
+    for op in (rope_op.on("cuda"), rope_op.reference):
+        own, cache = qkv.clone(), torch.zeros((2, 16, 2, 2, 64), device=DEVICE)
+        results.append((op(own, rows, cache, slots, 2), own, cache))
+    for actual, expected in zip(*results, strict=True):
+        assert_near(actual, expected)

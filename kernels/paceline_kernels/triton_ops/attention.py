@@ -78,7 +78,7 @@ def _launch_tiles(
         "table_row": batch.block_tables.stride(0),
         "S": block_size, "WINDOW": window, "CAPPED": soft_cap is not None, "SCALED": kv_scales is not None,
         "BLOCK_N": shape.block_n, "ITEM": ITEM_FIELDS,
-        "NOTHING": 0.0 if kv_cache.is_floating_point() else 0, "WIDE": INTERPRETED,
+        "NOTHING": 0.0 if kv_cache.is_floating_point() else 0, "PRECISION": current_target().precision, "WIDE": INTERPRETED,
     }  # fmt: skip
     grid = (kv_heads, len(tiles.items))
     launch(_attend, grid, shared | arguments, num_warps=shape.num_warps, num_stages=shape.num_stages)
@@ -98,14 +98,13 @@ def _tile_shape(target: Target, block_m: int, size: int, dtype: torch.dtype) -> 
     """Return the KV tile: keys and values of a stage are 64 × 128 × 2 × 16 bit = 32 KiB, three stages 96 KiB.
 
     That is two programs per SM of sm_80 and sm_90 with more in flight than latency × bandwidth needs (36 KiB per SM on an
-    H200). Wider heads, float32 and AMD's 64 KiB of shared memory halve the tile or the stages. The builds in
-    tests/kernels show that no shape spills.
+    H200). Wider heads and AMD's 64 KiB of shared memory halve the tile or the stages. float32 is for checking numbers: its
+    tiles are as large as registers allow. What each tile takes of them is in the report of `build_all`.
     """
+    wide = size > 128
     if dtype == torch.float32:
-        return _TileShape(16 if size > 128 else 32, 4 if block_m <= 32 else 8, 1)
-    block_n = 32 if size > 128 else 64
-    num_warps = 8 if size > 128 and block_m > 32 else 4
-    return _TileShape(block_n, num_warps, 1 if target.is_hip else 3)
+        return _TileShape(32 if block_m <= 32 and not wide else 16, 8 if wide else 4, 1)
+    return _TileShape(32 if wide else 64, 8 if wide and block_m > 32 else 4, 1 if target.is_hip else 3)
 
 
 @triton.jit
@@ -144,6 +143,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     ITEM: tl.constexpr,
     NOTHING: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Program (k, w): item w for KV head k. Scores are kept in units of log 2, so that one exp2 gives a weight."""
@@ -177,7 +177,7 @@ def _attend(
         source = block * kv_block + (slot % S) * kv_slot
         inside = within[:, None] & (column < D)[None, :]
         k = to_float(tl.load(kv + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype, WIDE)
-        score = dot(q, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), WIDE) * scale
+        score = dot(q, tl.trans(k), tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION, WIDE) * scale
         if SCALED:
             scale_at = scales + block * s_block + (slot % S) * s_slot + head * s_head
             score *= tl.load(scale_at, mask=within, other=0.0)[None, :]
@@ -196,7 +196,7 @@ def _attend(
         if SCALED:
             weight *= tl.load(scale_at + s_side, mask=within, other=0.0)[None, :]
         v = to_float(tl.load(kv + kv_side + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype, WIDE)
-        acc = dot(weight.to(q.dtype), v, acc * shrink[:, None], WIDE)
+        acc = dot(weight.to(q.dtype), v, acc * shrink[:, None], PRECISION, WIDE)
         largest = updated
     if part < 0:
         result = acc / tl.where(weights == 0, 1.0, weights)[:, None]

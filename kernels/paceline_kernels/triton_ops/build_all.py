@@ -1,6 +1,6 @@
 """Build every kernel ahead of time and report registers, spills and shared memory; exit 1 where one fails.
 
-    python -m paceline_kernels.triton_ops.build_all [--target cuda:90 …] [--quick] [--jobs 2]
+    python -m paceline_kernels.triton_ops.build_all [--target cuda:90 …] [--case attention …] [--quick] [--jobs 2]
 
 No GPU is needed: Triton's wheel brings the assemblers. Don't set TRITON_INTERPRET.
 """
@@ -51,9 +51,9 @@ def _fault(built: Build, may_spill: bool) -> str | None:
     return None
 
 
-def build_target(target: Target, quick: bool, share: int = 0, shares: int = 1) -> list[Outcome]:
-    """Build each `shares`-th case of the matrix for `target`, from number `share` on."""
-    cases = [case for case in build_cases(target) if case.quick or not quick]
+def build_target(target: Target, quick: bool, names: tuple[str, ...], share: int = 0, shares: int = 1) -> list[Outcome]:
+    """Build each `shares`-th case for `target`, from number `share` on, of those whose name starts with one of `names`."""
+    cases = [case for case in build_cases(target) if (case.quick or not quick) and case.name.startswith(names)]
     return [outcome for case in cases[share::shares] for outcome in build_case(case, target)]
 
 
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Build and print the report; the exit code tells whether all is well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", action="append", choices=[str(t) for t in TARGETS], help="default: all")
+    parser.add_argument("--case", action="append", help="only cases whose name starts so; may be repeated")
     parser.add_argument("--quick", action="store_true", help="one shape of each kernel")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args(arguments)
@@ -68,16 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     started = time.monotonic()
     targets = [t for t in TARGETS if not options.target or str(t) in options.target]
-    outcomes = _build_parallel(targets, options.quick, options.jobs)
+    outcomes = _build_parallel(targets, options.quick, tuple(options.case or ("",)), options.jobs)
     _report(outcomes)
     faults = sum(outcome.fault is not None for outcome in outcomes)
     print(f"{len(outcomes)} builds for {len(targets)} targets in {time.monotonic() - started:.0f} s, {faults} refused")
     return 1 if faults else 0
 
 
-def _build_parallel(targets: Sequence[Target], quick: bool, jobs: int) -> list[Outcome]:
+def _build_parallel(targets: Sequence[Target], quick: bool, names: tuple[str, ...], jobs: int) -> list[Outcome]:
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(build_target, target, quick, share, jobs) for target in targets for share in range(jobs)]
+        futures = [
+            pool.submit(build_target, target, quick, names, share, jobs) for target in targets for share in range(jobs)
+        ]
         return [outcome for future in futures for outcome in future.result()]
 
 

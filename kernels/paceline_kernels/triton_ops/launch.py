@@ -47,6 +47,13 @@ class Target:
         """Whether float8_e4m3fn exists: in hardware from sm_89 on, emulated by Triton on gfx942."""
         return self.is_hip or int(self.arch) >= 89
 
+    @property
+    def precision(self) -> str:
+        """How float32 products are made: natively on AMD; on NVIDIA from three TF32 products, whose error is that of a
+        float32 sum, since its own float32 units take so many registers that tiles spill by kilobytes.
+        """
+        return "ieee" if self.is_hip else "tf32x3"
+
     def __str__(self) -> str:
         return f"{self.backend}:{self.arch}"
 

@@ -7,8 +7,8 @@ __all__ = ["dot", "quantise", "tanh", "to_float"]
 
 
 @triton.jit
-def dot(a, b, acc, WIDE: tl.constexpr):
-    """Return a · b + acc, accumulated in float32, with float32 operands at full precision (no TF32).
+def dot(a, b, acc, PRECISION: tl.constexpr, WIDE: tl.constexpr):
+    """Return a · b + acc, accumulated in float32; `PRECISION` is how float32 operands are multiplied.
 
     `WIDE` multiplies in float32 instead: exact for 16-bit operands, and what the interpreter needs, whose products of
     bfloat16 multiply bit patterns.
@@ -16,7 +16,7 @@ def dot(a, b, acc, WIDE: tl.constexpr):
     if WIDE:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee", out_dtype=tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=tl.float32)
 
 
 @triton.jit

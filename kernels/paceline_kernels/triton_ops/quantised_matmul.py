@@ -89,7 +89,8 @@ def _run(
     common = {
         "x": x, "out": out, "parts": parts, "bias": bias, "depth": depth, "x_stride": x.stride(0),
         "part_depth": ceil_div(ceil_div(depth, _BLOCK_K), tiles.splits) * _BLOCK_K,
-        "BLOCK_M": tiles.block_m, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K, "WIDE": INTERPRETED,
+        "BLOCK_M": tiles.block_m, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K,
+        "PRECISION": current_target().precision, "WIDE": INTERPRETED,
     }  # fmt: skip
     grid = (ceil_div(rows, tiles.block_m), ceil_div(size, _BLOCK_N), tiles.splits)
     launch(kernel, grid, arguments | shape | common, num_stages=tiles.num_stages)
@@ -136,6 +137,7 @@ def _multiply_rows(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Program (i, j, s): rows of tile i, columns of tile j, columns [s · part_depth, (s + 1) · part_depth) of K."""
@@ -154,7 +156,7 @@ def _multiply_rows(
             # sm_90 adds float8 products with 14 bits; after each step they go to a float32 sum
             acc = tl.dot(a, tl.trans(w), acc, max_num_imprecise_acc=BLOCK_K)
         else:
-            acc = dot(a, tl.trans(to_float(w, a.dtype, WIDE)), acc, WIDE)
+            acc = dot(a, tl.trans(to_float(w, a.dtype, WIDE)), acc, PRECISION, WIDE)
     _store(acc, out, parts, x_scales, scales, bias, rows, size, row, column)
 
 
@@ -176,6 +178,7 @@ def _multiply_int4(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     """Program (i, j, s), as in `_multiply_rows`. A byte's halves are columns of K that lie GROUP / 2 apart: two products."""
@@ -200,8 +203,8 @@ def _multiply_int4(
         high = _widen(packed >> 4, scale, minimum, BLOCK_N, BLOCK_K, GROUP).to(x.dtype.element_ty)
         k = start + low_column
         live = (row < rows)[:, None] & (k < end)[None, :]
-        acc = dot(tl.load(x_row + k[None, :], mask=live, other=0.0), tl.trans(low), acc, WIDE)
-        acc = dot(tl.load(x_row + (k + GROUP // 2)[None, :], mask=live, other=0.0), tl.trans(high), acc, WIDE)
+        acc = dot(tl.load(x_row + k[None, :], mask=live, other=0.0), tl.trans(low), acc, PRECISION, WIDE)
+        acc = dot(tl.load(x_row + (k + GROUP // 2)[None, :], mask=live, other=0.0), tl.trans(high), acc, PRECISION, WIDE)
     _store(acc, out, parts, None, None, bias, rows, size, row, column)
 
 
