@@ -88,3 +88,9 @@ class AdmissionGuard:
             self.share = max(self.FLOOR, self.share * self.CUT)
         elif self.share < 1.0:
             self.share = min(1.0, self.share + self.RAISE)
+
+    def after_quiet_steps(self, steps: int) -> None:
+        """Adapt to this many steps without preemption."""
+        while steps and self.share < 1.0:
+            self.after_step(0)
+            steps -= 1

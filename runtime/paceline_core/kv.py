@@ -46,14 +46,10 @@ class KvCache:
         `alone` skips the guard's reservation: with nobody beside it a sequence always fits. At least one token stays to
         be computed, because a sample needs its logits.
         """
-        self._hash_known(seq)
-        shared = self.pool.find(seq.hashes, (seq.known - 1) // self.block_size) if self._caching else []
+        shared = self._cached_prefix(seq)
         total = self.blocks_for(seq.known)
-        claim = total - len(shared) + self.pool.num_idle(shared)
-        if claim > self.pool.num_available:
-            return False
         growth = self._predicted_growth(seq, total)
-        if not alone and self.pool.num_used + claim + self.growth + growth > self.pool.num_blocks * self.guard.share:
+        if not self._has_room(shared, total, growth, alone=alone):
             return False
         self.pool.share(shared)
         seq.block_table = [*shared, *(self.pool.allocate() for _ in range(total - len(shared)))]
@@ -63,6 +59,11 @@ class KvCache:
         self.growth += growth
         self._expect_full(seq, len(shared))
         return True
+
+    def fits(self, seq: SequenceState) -> bool:
+        """Return whether `admit` would take `seq` beside those that run. Changes nothing."""
+        total = self.blocks_for(seq.known)
+        return self._has_room(self._cached_prefix(seq), total, self._predicted_growth(seq, total), alone=False)
 
     def grow(self, seq: SequenceState, positions: int) -> bool:
         """Extend the table of `seq` to cover `positions`; False if blocks are lacking (then nothing changes)."""
@@ -112,6 +113,16 @@ class KvCache:
         running = list(running)
         self.pool.check([*(seq.block_table for seq in running), *(table for _, table in self._deferred)])
         assert self.growth == sum(seq.growth for seq in running), "the predicted growth drifted"
+
+    def _cached_prefix(self, seq: SequenceState) -> list[int]:
+        self._hash_known(seq)
+        return self.pool.find(seq.hashes, (seq.known - 1) // self.block_size) if self._caching else []
+
+    def _has_room(self, shared: list[int], total: int, growth: int, *, alone: bool) -> bool:
+        claim = total - len(shared) + self.pool.num_idle(shared)
+        if claim > self.pool.num_available:
+            return False
+        return alone or self.pool.num_used + claim + self.growth + growth <= self.pool.num_blocks * self.guard.share
 
     def _predicted_growth(self, seq: SequenceState, held: int) -> int:
         final = self.guard.history.predict(seq.output_len, seq.limit)

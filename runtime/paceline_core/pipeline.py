@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
-from paceline_core.plan import StepPlan
+from paceline_core.plan import StepPlan, StepShape
 from paceline_core.sequence import SequenceState
 
 __all__ = ["Pipeline"]
@@ -41,3 +43,38 @@ class Pipeline:
         if sequences:  # a plan that only carries news is no step of the batch
             self.slot_steps += slots
         return sequences
+
+    def repeats(self, sequences: Sequence[SequenceState], slots: int) -> bool:
+        """Return whether one more plan keeps it full and what is in flight is a decode of just these `sequences`."""
+        if len(self._flights) != self._depth - 1:
+            return False
+        return all(
+            not plan.shape.prefill_tokens and len(members) == len(sequences) and had == slots and members == sequences
+            for plan, members, had in self._flights
+        )
+
+    def skip(self, steps: int, sequences: int, slots: int) -> StepPlan | None:
+        """Count `steps` more steps of as many `sequences`; move the plan in flight ahead, and return it."""
+        self.next_step += steps
+        self.slot_steps_busy += steps * sequences
+        self.slot_steps += steps * slots
+        if not self._flights:
+            return None
+        plan, members, slots = self._flights.pop()
+        plan = _later(plan, steps)
+        self._flights.append((plan, members, slots))
+        return plan
+
+
+def _later(plan: StepPlan, steps: int) -> StepPlan:
+    """Return the decode step that comes `steps` after `plan`, without the news that `plan` carried."""
+    shape = plan.shape
+    return replace(
+        plan,
+        step_id=plan.step_id + steps,
+        scheduled=tuple(replace(entry, start=entry.start + steps) for entry in plan.scheduled),
+        shape=StepShape(shape.decode_tokens, 0, shape.context_tokens + steps * shape.decode_tokens, 0),
+        preempted=(),
+        removed=(),
+        resize_blocks=None,
+    )

@@ -10,10 +10,12 @@ from bisect import insort
 from paceline_core.gate import ResultGate
 from paceline_core.knobs import Knobs
 from paceline_core.kv import KvCache
+from paceline_core.plan import StepShape
 from paceline_core.policies import Policy, QueueView
 from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_builder import StepBuilder
 from paceline_core.waiting import WaitingQueue
+from paceline_core.wire import Gauges
 
 __all__ = ["Planner"]
 
@@ -62,6 +64,21 @@ class Planner:
         self._plan_prefills(builder, prefills, contended=quota > 0)
         self._admit(builder, room, quota, now)
 
+    def may_admit(self, shape: StepShape, now: float) -> bool:
+        """Return whether a sequence may join now, or later, if all that happens are decodes that begin with `shape`.
+
+        Decodes only take memory and lengthen the step, so who can't join now can't then, but for two things that change by
+        themselves: the guard that recovers, and the patience of the oldest.
+        """
+        if not self.waiting or len(self.running) >= self.knobs.max_num_seqs:
+            return False
+        seq = self.waiting.first(now)
+        if seq is None or (self.policy.gang and not self._gate.is_member(seq)):
+            return False
+        if self._kv.guard.share < 1.0 or self.waiting.first_may_change():
+            return True
+        return self.policy.may_join(shape, seq) and self._kv.fits(seq)
+
     def preempt_last(self) -> SequenceState:
         """Take the blocks of the newest sequence of the lowest priority; it will be recomputed."""
         victim = self.running.pop()
@@ -79,6 +96,19 @@ class Planner:
         else:
             self.running.remove(seq)
             self._kv.release(seq)
+
+    def gauges(self) -> Gauges:
+        """Return the counts of queues, prompts and blocks."""
+        pool = self._kv.pool
+        return Gauges(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_used=pool.num_used,
+            kv_blocks_cached=pool.num_cached,
+            preemptions=self.preemptions,
+            prompt_tokens=self.prompt_tokens,
+        )
 
     def check(self) -> None:
         """Assert the invariants of the queues, for tests."""

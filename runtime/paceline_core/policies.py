@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from paceline_core.knobs import Knobs, Strategy
 from paceline_core.plan import StepShape
 from paceline_core.sequence import SequenceState
-from paceline_core.step_time import StepModel
+from paceline_core.step_time import StepPredictor
 
 __all__ = ["ContinuousPolicy", "DynamicPolicy", "IterationPolicy", "Policy", "QueueView", "StaticPolicy", "make_policy"]
 
@@ -39,7 +39,7 @@ class Policy:
     """The base: admission at every step, first come, first served, the whole token budget for whoever wants it."""
 
     knobs: Knobs
-    model: StepModel | None = None
+    model: StepPredictor | None = None
     gang = False  # True: a batch's slots and results are given back together, when its last member has ended
     deadlines = False  # True: requests that can't meet their deadline are refused
 
@@ -195,6 +195,6 @@ _POLICIES: dict[Strategy, type[Policy]] = {
 }
 
 
-def make_policy(knobs: Knobs, model: StepModel | None) -> Policy:
+def make_policy(knobs: Knobs, model: StepPredictor | None) -> Policy:
     """Return the policy of the strategy that `knobs` name."""
     return _POLICIES[knobs.strategy](knobs, model)

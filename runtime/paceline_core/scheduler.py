@@ -11,6 +11,8 @@ How a step is filled is in `planner.py`; here is what surrounds it: requests, kn
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline_core.admission import output_limit
 from paceline_core.deadlines import DeadlineWatch
 from paceline_core.gate import ResultGate
@@ -24,7 +26,8 @@ from paceline_core.policies import Policy, make_policy
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_builder import StepBuilder
-from paceline_core.step_time import StepModel
+from paceline_core.step_time import StepPredictor
+from paceline_core.stride import Stride, find_stride
 from paceline_core.wire import Gauges
 
 __all__ = ["Scheduler"]
@@ -46,7 +49,7 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         pipeline_depth: int = 1,
-        step_model: StepModel | None = None,
+        step_model: StepPredictor | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._pipeline = Pipeline(pipeline_depth)
@@ -93,12 +96,12 @@ class Scheduler:
         return bool(self._sequences or self._pipeline) or self._board.is_pending or self._resize is not None
 
     @property
-    def step_model(self) -> StepModel | None:
+    def step_model(self) -> StepPredictor | None:
         """The step-time model that `iteration` predicts with."""
         return self._model
 
     @step_model.setter
-    def step_model(self, model: StepModel | None) -> None:
+    def step_model(self, model: StepPredictor | None) -> None:
         self._model = model
         self._use_policy(make_policy(self.knobs, model))
 
@@ -214,21 +217,24 @@ class Scheduler:
         assert not idle or not self._kv.pool.num_used, "blocks leaked: nothing is here and some are still in use"
         return accepted
 
+    def find_stride(self, now: float) -> Stride | None:
+        """Return the steps from `now` on that can only repeat each other while nothing comes from outside, if any."""
+        timed = self._planner.policy.deadlines and self._watch.next_time() is not None
+        if timed or self._board.is_pending or self._resize is not None:
+            return None
+        return find_stride(self._planner, self._kv, self._pipeline, now)
+
+    def skip(self, stride: Stride, steps: int, now: float) -> StepPlan | None:
+        """Be `steps` of `stride` further, at `now`; return the plan then in flight. Only a stateless runner can follow."""
+        self._removed.clear()
+        self._output_tokens += steps * len(stride.sequences)
+        return stride.take(steps, now)
+
     def gauges(self) -> Gauges:
         """Return the counts of now; step counts are sums over completed steps."""
-        pool = self._kv.pool
-        return Gauges(
-            running=len(self._planner.running),
-            waiting=len(self._planner.waiting),
-            kv_blocks_total=pool.num_blocks,
-            kv_blocks_used=pool.num_used,
-            kv_blocks_cached=pool.num_cached,
-            preemptions=self._planner.preemptions,
-            slot_steps=self._pipeline.slot_steps,
-            slot_steps_busy=self._pipeline.slot_steps_busy,
-            prompt_tokens=self._planner.prompt_tokens,
-            output_tokens=self._output_tokens,
-        )
+        pipeline = self._pipeline
+        steps = {"slot_steps": pipeline.slot_steps, "slot_steps_busy": pipeline.slot_steps_busy}
+        return replace(self._planner.gauges(), **steps, output_tokens=self._output_tokens)
 
     def check(self) -> None:
         """Assert the invariants of blocks and queues. O(blocks), for tests."""

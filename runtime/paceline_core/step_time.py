@@ -12,15 +12,37 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
+from typing import Protocol
 
 from paceline_core.errors import FormatError
 from paceline_core.plan import StepShape
 from paceline_core.wire import StepModelDocument
 
-__all__ = ["FEATURES", "StepModel", "StepTimeFitter"]
+__all__ = ["FEATURES", "StepModel", "StepPredictor", "StepTimeFitter"]
 
 FEATURES = ("decode_tokens", "prefill_tokens", "context_tokens", "prefill_attention")
 TRUSTED = 2.0  # nobody may extrapolate beyond this multiple of what was seen
+
+
+class StepPredictor(Protocol):
+    """What the scheduler and the twin ask of a step-time model. More work never takes less time."""
+
+    @property
+    def constant(self) -> float:
+        """Seconds that any step takes."""
+
+    @property
+    def residual(self) -> float:
+        """The model's own relative error, at the 90th percentile of steps."""
+
+    def predict(self, shape: StepShape) -> float:
+        """Return the predicted seconds of a step."""
+
+    def predict_decode(self, sequences: int, context_tokens: int) -> float:
+        """Return, to the last bit, what `predict` says of a step of this many decodes: the twin's inner loop."""
+
+    def outside(self, shape: StepShape) -> tuple[str, ...]:
+        """Return the features of `shape` in which the model would be guessing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +71,10 @@ class StepModel:
             + self.context_tokens * shape.context_tokens
             + self.prefill_attention * shape.prefill_attention
         )
+
+    def predict_decode(self, sequences: int, context_tokens: int) -> float:
+        """Return, to the last bit, what `predict` says of a step of this many decodes: the twin's inner loop."""
+        return self.constant + self.decode_tokens * sequences + self.context_tokens * context_tokens
 
     def outside(self, shape: StepShape) -> tuple[str, ...]:
         """Return the features of `shape` that lie beyond twice what was seen: the prediction is a guess there."""

@@ -77,6 +77,11 @@ class WaitingQueue:
         oldest.priority = min(oldest.priority, best.priority)  # also as a victim it counts as what it goes before
         return oldest
 
+    def first_may_change(self) -> bool:
+        """Return whether time alone may change who goes next: somebody older stands behind the first."""
+        best, oldest = self._best(), self.oldest()
+        return best is not None and oldest is not None and oldest.request.seq_id < best.request.seq_id
+
     def oldest(self) -> SequenceState | None:
         """Return the one that waits since the earliest arrival and never ran."""
         while self._arrivals and self._arrivals[0].stage is not Stage.WAITING:

@@ -1,67 +1,117 @@
-"""Replays a trace through the production scheduler under a virtual clock."""
+"""Replays a trace through the production scheduler under a virtual clock.
+
+```
+ arrive ─▶ stride (the steps that can only repeat each other) ─▶ schedule ▸ run ▸ complete ─▶ outcomes
+   ▲                                                                              │
+   └──────────────────── the next step's end, arrival or delay ◀──────────────────┘
+```
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline_core.errors import RequestRefused
 from paceline_core.knobs import Knobs
+from paceline_core.plan import StepShape
 from paceline_core.scheduler import Scheduler
-from paceline_core.step_time import StepModel
+from paceline_core.step_time import StepPredictor
+from paceline_core.stride import Stride
 from paceline_sim.clock import VirtualRunner
 from paceline_sim.result import Outcome, Result
+from paceline_sim.tally import Tally
 from paceline_sim.trace import Trace
 
 __all__ = ["simulate"]
 
+StepObserver = Callable[[float, float, StepShape, int], None]
+
 
 def simulate(
-    trace: Trace, knobs: Knobs, model: StepModel, *, num_blocks: int, max_model_len: int, pipeline_depth: int = 1
+    trace: Trace,
+    knobs: Knobs,
+    model: StepPredictor,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    pipeline_depth: int = 1,
+    skip_ahead: bool = True,
+    on_step: StepObserver | None = None,
 ) -> Result:
     """Return what becomes of `trace` under `knobs` on an engine whose steps take what `model` says.
 
-    `num_blocks` sizes the KV pool, `max_model_len` (tokens) bounds a request, `pipeline_depth` is the engine's. Raises
-    `RequestRefused` for a request that could never run there.
+    `num_blocks` sizes the KV pool, `max_model_len` (tokens) bounds a request, `pipeline_depth` is the engine's. `skip_ahead`
+    takes steps that can only repeat each other in one stride: much faster and, to the last bit, the same result. `on_step`
+    sees each step as it ends: (end, seconds, shape, KV blocks in use). Raises `RequestRefused` that names the request's
+    place in the trace if it could never run there.
     """
     scheduler = Scheduler(
         knobs, num_blocks=num_blocks, max_model_len=max_model_len, pipeline_depth=pipeline_depth, step_model=model
     )
-    return _Replay(trace, scheduler, VirtualRunner(model)).run()
+    tally = Tally(trace.requests[0].arrival)
+    return _Replay(trace, scheduler, model, VirtualRunner(model), tally, skip_ahead, on_step).run()
 
 
 @dataclass(slots=True)
 class _Replay:
     trace: Trace
     scheduler: Scheduler
+    model: StepPredictor
     runner: VirtualRunner
+    tally: Tally
+    skip_ahead: bool
+    on_step: StepObserver | None
     arrived: int = 0
-    steps: int = 0
-    busy: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self) -> Result:
         now = self.trace.requests[0].arrival
+        self._arrive(now)
         while self.arrived < len(self.trace.requests) or self.scheduler.has_work:
-            self._arrive(now)
+            if self.skip_ahead and (stride := self.scheduler.find_stride(now)) is not None:
+                now = self._skip(stride, now)
+                self._arrive(now)
             while (plan := self.scheduler.schedule(now)) is not None:
                 self.runner.submit(plan, now)
             now = self._next_time(now)
             if now == self.runner.next_end:
                 self._complete(now)
             self.outcomes.extend(map(Outcome.of, self.scheduler.take_ended()))
+            self._arrive(now)
+        return self._result(now)
+
+    def _result(self, now: float) -> Result:
         self.outcomes.sort(key=lambda outcome: outcome.index)
+        gauges = self.scheduler.gauges()
         return Result(
             outcomes=tuple(self.outcomes),
             duration=now - self.trace.requests[0].arrival,
-            steps=self.steps,
+            steps=self.tally.steps,
             slots=self.scheduler.knobs.max_num_seqs,
-            busy=self.busy,
+            busy=self.tally.busy,
+            computing=self.tally.seconds,
+            kv_blocks=gauges.kv_blocks_total,
+            kv_peak=self.tally.kv_peak,
+            kv_time=self.tally.kv_time,
+            preemptions=gauges.preemptions,
+            series=self.tally.series(),
         )
+
+    @property
+    def _next_arrival(self) -> float:
+        requests = self.trace.requests
+        return requests[self.arrived].arrival if self.arrived < len(requests) else math.inf
 
     def _arrive(self, now: float) -> None:
         """Hand over who has come by now."""
-        requests = self.trace.requests
-        while self.arrived < len(requests) and requests[self.arrived].arrival <= now:
-            self.scheduler.add(requests[self.arrived].to_request(self.arrived), now)
+        requests, block_size = self.trace.requests, self.scheduler.knobs.block_size
+        while self._next_arrival <= now:
+            try:
+                self.scheduler.add(requests[self.arrived].to_request(self.arrived, block_size), now)
+            except RequestRefused as error:
+                raise RequestRefused(error.reason, f"request {self.arrived + 1} of the trace: {error}") from None
             self.arrived += 1
         if self.arrived == len(requests):
             self.scheduler.close_source()
@@ -70,13 +120,49 @@ class _Replay:
         """Return when something happens next: a step ends, a request comes, or waiting is over."""
         times = [self.runner.next_end, self.scheduler.next_event(now)]
         if self.arrived < len(self.trace.requests):
-            times.append(self.trace.requests[self.arrived].arrival)
+            times.append(self._next_arrival)
         upcoming = [time for time in times if time is not None]
         assert upcoming or not self.scheduler.has_work, "the scheduler has work but waits for nothing"
         return min(upcoming, default=now)
 
     def _complete(self, now: float) -> None:
         plan, result = self.runner.collect()
+        kv_blocks = self.scheduler.gauges().kv_blocks_used
         self.scheduler.complete(plan, result, now)
-        self.steps += bool(plan.scheduled)
-        self.busy += len(plan.scheduled) * result.duration
+        if plan.scheduled:
+            self._count(now, result.duration, len(plan.scheduled), len(result.tokens), plan.shape, kv_blocks)
+
+    def _count(self, end: float, duration: float, sequences: int, tokens: int, shape: StepShape, kv_blocks: int) -> None:
+        self.tally.step(end, duration, sequences, tokens, shape.prefill_tokens, kv_blocks)
+        if self.on_step is not None:
+            self.on_step(end, duration, shape, kv_blocks)
+
+    def _skip(self, stride: Stride, now: float) -> float:
+        """Take as many steps of `stride` as fit before the next arrival and the end of memory; return the time after them.
+
+        A round is what the plain loop does: plan a step, then complete the oldest, which with two plans in flight is the one
+        before.
+        """
+        width, period, until = len(stride.sequences), len(stride.growth), self._next_arrival
+        ahead = self.runner.next_end is not None  # a plan is in flight: each round completes the one planned before
+        busy_until, duration = max(now, self.runner.busy_until), self.runner.newest_duration
+        context, left, taken = stride.context, stride.available, 0
+        used = self.scheduler.gauges().kv_blocks_used
+        while taken < stride.most and now < until:
+            grown = stride.growth[taken % period]
+            if grown > left:
+                break
+            left -= grown
+            used += grown
+            before, lasted = busy_until, duration
+            duration = self.model.predict_decode(width, context)
+            busy_until = before + duration
+            now, seconds, read = (before, lasted, context - width) if ahead else (busy_until, duration, context)
+            self.tally.step(now, seconds, width, width, 0, used)
+            if self.on_step is not None:
+                self.on_step(now, seconds, StepShape(width, 0, read, 0), used)
+            context += width
+            taken += 1
+        if taken:
+            self.runner.skip(self.scheduler.skip(stride, taken, now), busy_until, duration)
+        return now

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline_core.request import Ended, FinishReason
+from paceline_sim.tally import Point
 
 __all__ = ["Outcome", "Result"]
 
@@ -18,6 +19,7 @@ class Outcome:
 
     index: int
     arrival: float
+    prompt_len: int
     output_len: int
     reason: FinishReason
     started: float | None
@@ -25,11 +27,29 @@ class Outcome:
     last_token: float | None
     released: float
     preemptions: int
+    cached_len: int
 
     @property
     def latency(self) -> float:
         """From arrival until the result is given back."""
         return self.released - self.arrival
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds per output token after the first; None where there is none."""
+        if self.first_token is None or self.last_token is None or self.output_len < 2:
+            return None
+        return (self.last_token - self.first_token) / (self.output_len - 1)
+
+    @property
+    def queued(self) -> float:
+        """Seconds from arrival until the first step that computed it."""
+        return (self.released if self.started is None else self.started) - self.arrival
 
     @classmethod
     def of(cls, ended: Ended) -> Outcome:
@@ -37,6 +57,7 @@ class Outcome:
         return cls(
             index=ended.request.seq_id,
             arrival=ended.request.arrival,
+            prompt_len=ended.request.prompt_len,
             output_len=ended.output_len,
             reason=ended.reason,
             started=ended.first_scheduled,
@@ -44,13 +65,16 @@ class Outcome:
             last_token=ended.last_token,
             released=ended.released,
             preemptions=ended.preemptions,
+            cached_len=ended.cached_len,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A whole replay: `outcomes` in the order of the trace, `duration` (seconds from the first arrival to the last release),
-    `steps` that ran, `slots` (maxNumSeqs), and `busy` (seconds of slots in which a sequence was computed).
+    `steps` that ran and the seconds that they took (`computing`), `slots` (maxNumSeqs), `busy` (seconds of slots in which a
+    sequence was computed), `kv_blocks` of the pool, the most in use (`kv_peak`) and their sum over time (`kv_time`, blocks ×
+    seconds of steps), `preemptions`, and a time `series`.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -58,6 +82,12 @@ class Result:
     steps: int
     slots: int
     busy: float
+    computing: float
+    kv_blocks: int
+    kv_peak: int
+    kv_time: float
+    preemptions: int
+    series: tuple[Point, ...]
 
     @property
     def slot_utilisation(self) -> float:

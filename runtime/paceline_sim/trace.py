@@ -16,7 +16,7 @@ class TraceRequest:
     """One request: arrival (seconds from the trace's start), lengths in tokens, priority, and shared prefix blocks.
 
     `output_len` is the length that was generated; in the replay the request stops there. `prefix_hashes` are the hashes of
-    the prompt's full blocks: equal hashes share KV.
+    pieces of `hash_tokens` tokens of the prompt (0: of the engine's blocks): prompts whose hashes begin alike share KV.
     """
 
     arrival: float
@@ -24,17 +24,27 @@ class TraceRequest:
     output_len: int
     priority: int = 0
     prefix_hashes: tuple[int, ...] = ()
+    hash_tokens: int = 0
 
-    def to_request(self, seq_id: int) -> Request:
-        """Return what the scheduler is given."""
+    def to_request(self, seq_id: int, block_size: int) -> Request:
+        """Return what a scheduler with blocks of `block_size` tokens is given."""
         return Request(
             seq_id=seq_id,
             prompt_len=self.prompt_len,
             max_tokens=self.output_len,
             arrival=self.arrival,
             priority=self.priority,
-            prefix_hashes=self.prefix_hashes,
+            prefix_hashes=self._block_hashes(block_size),
         )
+
+    def _block_hashes(self, block_size: int) -> tuple[int, ...]:
+        """Return a hash per full block: of the piece that its last token is in, and the place of that token in the piece."""
+        width = self.hash_tokens
+        if not width:
+            return self.prefix_hashes
+        known = min(self.prompt_len, len(self.prefix_hashes) * width)
+        lasts = range(block_size - 1, known, block_size)
+        return tuple(self.prefix_hashes[last // width] * width + last % width for last in lasts)
 
 
 @dataclass(frozen=True, slots=True)
