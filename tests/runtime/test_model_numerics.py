@@ -31,7 +31,7 @@ CONFIGS = {
     },
     "large theta and epsilon": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rms_norm_eps": 1e-3},
 }
-TOKENS = [random.Random(3).randrange(199) for _ in range(90)]
+TOKENS = random.Random(3).choices(range(199), k=90)
 CHUNKS = {"whole": [90], "token by token": [1] * 90, "chunks": [16, 1, 1, 40, 32]}
 
 
