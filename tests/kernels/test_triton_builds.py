@@ -39,7 +39,7 @@ def jit_functions() -> dict[str, str]:
     for module in pkgutil.iter_modules(triton_ops.__path__):
         path = Path(importlib.import_module(f"paceline_kernels.triton_ops.{module.name}").__file__)
         sources.append(path.read_text())
-        names += re.findall(r"@triton\.jit\ndef (\w+)", sources[-1])
+        names += re.findall(r"@triton\.jit.*\ndef (\w+)", sources[-1])
     joined = "\n".join(sources)
     return dict.fromkeys(names, joined)
 

@@ -98,16 +98,20 @@ def _tile_shape(target: Target, block_m: int, size: int, dtype: torch.dtype) -> 
     """Return the KV tile: keys and values of a stage are 64 × 128 × 2 × 16 bit = 32 KiB, three stages 96 KiB.
 
     That is two programs per SM of sm_80 and sm_90 with more in flight than latency × bandwidth needs (36 KiB per SM on an
-    H200). Wider heads and AMD's 64 KiB of shared memory halve the tile or the stages. float32 is for checking numbers: its
-    tiles are as large as registers allow. What each tile takes of them is in the report of `build_all`.
+    H200). Wider heads halve the tile, and so does AMD for tall tiles, where whole ones take up to 452 registers, one
+    wave per SIMD; its 64 KiB of shared memory have no room for stages. float32 is for checking numbers: its tiles are as
+    large as registers allow.
     """
-    wide = size > 128
+    wide, tall = size > 128, block_m > 32
     if dtype == torch.float32:
-        return _TileShape(32 if block_m <= 32 and not wide else 16, 8 if wide else 4, 1)
-    return _TileShape(32 if wide else 64, 8 if wide and block_m > 32 else 4, 1 if target.is_hip else 3)
+        return _TileShape(16 if wide or tall else 32, 8 if wide else 4, 1)
+    block_n = 32 if wide else 64
+    if target.is_hip:
+        return _TileShape(block_n // 2 if tall else block_n, 4, 1)
+    return _TileShape(block_n, 8 if wide and tall else 4, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row"])  # it changes from step to step: no build for each 1 or multiple of 16
 def _attend(
     out,  # [T, H, D]
     queries,  # [T, H, D]

@@ -65,12 +65,13 @@ def _source(call: KernelCall) -> ASTSource:
     marks: dict[tuple[int], list[list[Any]]] = {}
     for index, parameter in enumerate(call.kernel.params):
         value = call.arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
             continue
         signature[parameter.name] = _type_of(value)
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        if isinstance(value, torch.Tensor) or (special and value % 16 == 0):
             marks[(index,)] = _ALIGNED
     return ASTSource(call.kernel, signature, constants, marks)
 

@@ -5,6 +5,7 @@ along K so that every SM reads, and the parts are added in their order, so that 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -63,25 +64,28 @@ def int4_matmul(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None =
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     block_m: int
+    num_warps: int
     num_stages: int
     splits: int
 
 
-def _tiles(target: Target, rows: int, size: int, depth: int) -> _Tiles:
+def _tiles(target: Target, rows: int, size: int, depth: int, widened: bool) -> _Tiles:
     """Return tiles for `rows` × `size` outputs over `depth`. Splits depend on the weight alone, never on the batch."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     wanted = ceil_div(_PROGRAMS, ceil_div(size, _BLOCK_N))
     possible = max(ceil_div(depth, _BLOCK_K) // _MIN_STEPS, 1)
-    return _Tiles(block_m, 2 if target.is_hip else _STAGES, min(wanted, possible))
+    # widening float8 on 4 warps of sm_90 spills; 8 warps share the tile in 60 registers each
+    return _Tiles(block_m, 8 if widened else 4, 2 if target.is_hip else _STAGES, min(wanted, possible))
 
 
 def _run(
-    kernel: object, x: torch.Tensor, size: int, bias: torch.Tensor | None, dtype: torch.dtype, arguments: dict[str, object],
+    kernel: Any, x: torch.Tensor, size: int, bias: torch.Tensor | None, dtype: torch.dtype, arguments: dict[str, Any],
     *, x_scales: torch.Tensor | None = None, scales: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Launch a product and, where it is split, the sum of its parts; scales that factor out are applied at the end."""
     rows, depth = x.shape
-    tiles = _tiles(current_target(), rows, size, depth)
+    widened = x.dtype != FP8 and arguments["weight"].dtype == FP8
+    tiles = _tiles(current_target(), rows, size, depth, widened)
     out = torch.empty((rows, size), dtype=dtype, device=x.device)
     split = tiles.splits > 1
     parts = torch.empty((tiles.splits, rows, size), dtype=torch.float32, device=x.device) if split else None
@@ -93,7 +97,7 @@ def _run(
         "PRECISION": current_target().precision, "WIDE": INTERPRETED,
     }  # fmt: skip
     grid = (ceil_div(rows, tiles.block_m), ceil_div(size, _BLOCK_N), tiles.splits)
-    launch(kernel, grid, arguments | shape | common, num_stages=tiles.num_stages)
+    launch(kernel, grid, arguments | shape | common, num_warps=tiles.num_warps, num_stages=tiles.num_stages)
     if split:
         summed = {"parts": parts, "out": out, "x_scales": x_scales, "scales": scales, "bias": bias,
                   "SPLITS": tiles.splits, "BLOCK": _SUM_BLOCK}  # fmt: skip
@@ -118,7 +122,7 @@ def _store(acc, out, parts, x_scales, scales, bias, rows, size, row, column):
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # it changes from step to step: no build for each 1 or multiple of 16
 def _multiply_rows(
     x,  # [T, K]
     weight,  # [N, K] int8 or float8
@@ -160,7 +164,7 @@ def _multiply_rows(
     _store(acc, out, parts, x_scales, scales, bias, rows, size, row, column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # it changes from step to step: no build for each 1 or multiple of 16
 def _multiply_int4(
     x,  # [T, K]
     weight,  # [N, K / 2] uint8
@@ -215,7 +219,7 @@ def _widen(numbers, scale, minimum, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
     return tl.reshape(wide * scale[:, :, None] + minimum[:, :, None], [BLOCK_N, BLOCK_K // 2])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # it changes from step to step: no build for each 1 or multiple of 16
 def _sum_parts(
     parts,  # [SPLITS, T, N] float32
     out,  # [T, N]
