@@ -44,6 +44,10 @@ class Pipeline:
             self.slot_steps += slots
         return sequences
 
+    def gauges(self) -> dict[str, int]:
+        """Return the counts of `wire.Gauges` that are kept here."""
+        return {"slot_steps": self.slot_steps, "slot_steps_busy": self.slot_steps_busy}
+
     def repeats(self, sequences: Sequence[SequenceState], slots: int) -> bool:
         """Return whether one more plan keeps it full and what is in flight is a decode of just these `sequences`."""
         if len(self._flights) != self._depth - 1:

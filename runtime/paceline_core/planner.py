@@ -12,6 +12,7 @@ from paceline_core.knobs import Knobs
 from paceline_core.kv import KvCache
 from paceline_core.plan import StepShape
 from paceline_core.policies import Policy, QueueView
+from paceline_core.request import WaitReason
 from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_builder import StepBuilder
 from paceline_core.waiting import WaitingQueue
@@ -32,6 +33,9 @@ class Planner:
         self.waiting = WaitingQueue(policy.key)
         self.running: list[SequenceState] = []
         self.source_closed = False
+        self.waits_for: WaitReason | None = (
+            None  # what the first of the queue waited for in the last step; None: nobody waits
+        )
         self.preempted: list[int] = []  # since the last plan
         self.preemptions = 0
         self.prompt_tokens = 0
@@ -70,14 +74,25 @@ class Planner:
         Decodes only take memory and lengthen the step, so who can't join now can't then, but for two things that change by
         themselves: the guard that recovers, and the patience of the oldest.
         """
-        if not self.waiting or len(self.running) >= self.knobs.max_num_seqs:
-            return False
+        self.waits_for, may = self._foresee(shape, now)
+        return may
+
+    def _foresee(self, shape: StepShape, now: float) -> tuple[WaitReason | None, bool]:
+        """Return what the first of the queue waits for, and whether that may change."""
+        gang = self.policy.gang
+        if len(self.running) >= self.knobs.max_num_seqs and self.waiting:
+            return (WaitReason.BATCH if gang else WaitReason.SLOT), False
         seq = self.waiting.first(now)
-        if seq is None or (self.policy.gang and not self._gate.is_member(seq)):
-            return False
+        if seq is None:
+            return None, False
+        if gang and not self._gate.is_member(seq):
+            return WaitReason.BATCH, False
         if self._kv.guard.share < 1.0 or self.waiting.first_may_change():
-            return True
-        return self.policy.may_join(shape, seq) and self._kv.fits(seq)
+            return self.waits_for, True
+        if not self.policy.may_join(shape, seq):
+            return WaitReason.OBJECTIVE, False
+        # while steps get longer the objective may come before the memory as what it waits for
+        return WaitReason.KV, self._kv.fits(seq) or (self.policy.deadlines and self.knobs.slo_tpot is not None)
 
     def preempt_last(self) -> SequenceState:
         """Take the blocks of the newest sequence of the lowest priority; it will be recomputed."""
@@ -88,6 +103,11 @@ class Planner:
         self.preempted.append(victim.request.seq_id)
         self.preemptions += 1
         return victim
+
+    def preempt_all(self) -> None:
+        """Take the blocks of everybody that runs."""
+        while self.running:
+            self.preempt_last()
 
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence that ends out of where it is."""
@@ -173,14 +193,30 @@ class Planner:
         """Let waiting sequences in while slots, memory and budget last. Nobody overtakes the first of the queue."""
         while room > 0 and (self.policy.gang or builder.tokens_left > 0):
             seq = self.waiting.first(now)
-            if seq is None or (quota <= 0 and not self._gate.is_member(seq)):
-                return
-            if not self.policy.may_join(builder.shape, seq) or not self._kv.admit(seq, alone=not self.running):
+            self.waits_for = None if seq is None else self._take_in(builder.shape, seq, quota)
+            if seq is None or self.waits_for is not None:
                 return
             self._start(seq, now)
             room -= 1
             quota -= 1
             self._add_chunk(builder, seq, contended=bool(builder.entries) or quota > 0)
+        self.waits_for = self._scarcity(builder) if self.waiting else None
+
+    def _take_in(self, shape: StepShape, seq: SequenceState, quota: int) -> WaitReason | None:
+        """Give the first of the queue its blocks, or say what it waits for."""
+        if quota <= 0 and not self._gate.is_member(seq):
+            return WaitReason.BATCH
+        if not self.policy.may_join(shape, seq):
+            return WaitReason.OBJECTIVE
+        return None if self._kv.admit(seq, alone=not self.running) else WaitReason.KV
+
+    def _scarcity(self, builder: StepBuilder) -> WaitReason:
+        """Say what a step that looked at nobody (any more) ran out of; one that had to preempt is out of blocks."""
+        if self.policy.gang:
+            return WaitReason.BATCH
+        if len(self.running) >= self.knobs.max_num_seqs:
+            return WaitReason.SLOT
+        return WaitReason.BUDGET if builder.tokens_left <= 0 else WaitReason.KV
 
     def _start(self, seq: SequenceState, now: float) -> None:
         """Move an admitted sequence from the queue to those that run."""

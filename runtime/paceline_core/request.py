@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Ended", "FinishReason", "Request"]
+__all__ = ["Ended", "FinishReason", "Request", "WaitReason"]
 
 
 class FinishReason(StrEnum):
@@ -16,6 +16,16 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the model's length
     ABORT = "abort"  # the client left
     REFUSED = "refused"  # its deadline can't be met any more, so it was never (or no longer) worth a step
+
+
+class WaitReason(StrEnum):
+    """What the first of the queue, and so all behind it, wait for."""
+
+    BATCH = "batch"  # static and dynamic: for the batch that runs to end, or the next one to fill
+    SLOT = "slot"  # maxNumSeqs run already
+    KV = "kv"  # blocks are lacking, or reserved for what runs
+    BUDGET = "budget"  # the step's tokens are given out
+    OBJECTIVE = "objective"  # one more would break the TPOT objective of those that run
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from paceline_core.pipeline import Pipeline
 from paceline_core.plan import StepPlan, StepResult
 from paceline_core.planner import Planner
 from paceline_core.policies import Policy, make_policy
-from paceline_core.request import Ended, FinishReason, Request
+from paceline_core.request import Ended, FinishReason, Request, WaitReason
 from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_builder import StepBuilder
 from paceline_core.step_time import StepPredictor
@@ -91,6 +91,11 @@ class Scheduler:
         return len(self._pipeline)
 
     @property
+    def waits_for(self) -> WaitReason | None:
+        """What the first of the queue waited for when the last step was planned; None: nobody waited."""
+        return self._planner.waits_for
+
+    @property
     def has_work(self) -> bool:
         """True while `schedule` or `complete` has something to do: sequences, plans, a change of knobs or of the pool."""
         return bool(self._sequences or self._pipeline) or self._board.is_pending or self._resize is not None
@@ -110,8 +115,7 @@ class Scheduler:
         assert request.seq_id not in self._sequences, f"sequence {request.seq_id} is already here"
         num_blocks = self._kv.pool.num_blocks if self._resize is None else self._resize
         limit = output_limit(request, self.max_model_len, num_blocks, self.knobs.block_size)
-        seq = SequenceState(request, limit, self._board.epoch)
-        self._sequences[request.seq_id] = seq
+        self._sequences[request.seq_id] = seq = SequenceState(request, limit, self._board.epoch)
         self._planner.waiting.push(seq)
         if self._planner.policy.deadlines:
             self._watch.watch((seq,))
@@ -213,8 +217,7 @@ class Scheduler:
             assert seq.reason is not None
             self._end(seq, seq.reason, now)
         self._pipeline.slot_steps_busy += useful
-        idle = not self._sequences and not self._pipeline
-        assert not idle or not self._kv.pool.num_used, "blocks leaked: nothing is here and some are still in use"
+        assert self._sequences or self._pipeline or not self._kv.pool.num_used, "blocks leaked: some are in use by nobody"
         return accepted
 
     def find_stride(self, now: float) -> Stride | None:
@@ -232,9 +235,7 @@ class Scheduler:
 
     def gauges(self) -> Gauges:
         """Return the counts of now; step counts are sums over completed steps."""
-        pipeline = self._pipeline
-        steps = {"slot_steps": pipeline.slot_steps, "slot_steps_busy": pipeline.slot_steps_busy}
-        return replace(self._planner.gauges(), **steps, output_tokens=self._output_tokens)
+        return replace(self._planner.gauges(), **self._pipeline.gauges(), output_tokens=self._output_tokens)
 
     def check(self) -> None:
         """Assert the invariants of blocks and queues. O(blocks), for tests."""
@@ -262,8 +263,7 @@ class Scheduler:
         """Preempt everything and replace the pool; return its size for the runner."""
         assert self._resize is not None and not self._pipeline
         num_blocks, self._resize = self._resize, None
-        while self._planner.running:
-            self._planner.preempt_last()
+        self._planner.preempt_all()
         self._kv.resize(num_blocks)
         capacity = num_blocks * self.knobs.block_size
         for seq in list(self._sequences.values()):

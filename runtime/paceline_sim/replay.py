@@ -19,6 +19,7 @@ from paceline_core.plan import StepShape
 from paceline_core.scheduler import Scheduler
 from paceline_core.step_time import StepPredictor
 from paceline_core.stride import Stride
+from paceline_sim.causes import Causes
 from paceline_sim.clock import VirtualRunner
 from paceline_sim.result import Outcome, Result
 from paceline_sim.tally import Tally
@@ -51,7 +52,7 @@ def simulate(
         knobs, num_blocks=num_blocks, max_model_len=max_model_len, pipeline_depth=pipeline_depth, step_model=model
     )
     tally = Tally(trace.requests[0].arrival)
-    return _Replay(trace, scheduler, model, VirtualRunner(model), tally, skip_ahead, on_step).run()
+    return _Replay(trace, scheduler, model, VirtualRunner(model), tally, skip_ahead, on_step, Causes(model)).run()
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class _Replay:
     tally: Tally
     skip_ahead: bool
     on_step: StepObserver | None
+    causes: Causes
     arrived: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -74,11 +76,13 @@ class _Replay:
                 now = self._skip(stride, now)
                 self._arrive(now)
             while (plan := self.scheduler.schedule(now)) is not None:
+                self.causes.planned(plan, now)
                 self.runner.submit(plan, now)
+            self.causes.queue_waits(self.scheduler.waits_for, now)
             now = self._next_time(now)
             if now == self.runner.next_end:
                 self._complete(now)
-            self.outcomes.extend(map(Outcome.of, self.scheduler.take_ended()))
+            self.outcomes.extend(Outcome.of(ended, self.causes.ended(ended)) for ended in self.scheduler.take_ended())
             self._arrive(now)
         return self._result(now)
 
@@ -112,6 +116,7 @@ class _Replay:
                 self.scheduler.add(requests[self.arrived].to_request(self.arrived, block_size), now)
             except RequestRefused as error:
                 raise RequestRefused(error.reason, f"request {self.arrived + 1} of the trace: {error}") from None
+            self.causes.arrived(self.arrived, requests[self.arrived].arrival)
             self.arrived += 1
         if self.arrived == len(requests):
             self.scheduler.close_source()
@@ -129,6 +134,7 @@ class _Replay:
         plan, result = self.runner.collect()
         kv_blocks = self.scheduler.gauges().kv_blocks_used
         self.scheduler.complete(plan, result, now)
+        self.causes.completed(plan, now, result.duration)
         if plan.scheduled:
             self._count(now, result.duration, len(plan.scheduled), len(result.tokens), plan.shape, kv_blocks)
 
@@ -144,6 +150,7 @@ class _Replay:
         before.
         """
         width, period, until = len(stride.sequences), len(stride.growth), self._next_arrival
+        self.causes.queue_waits(self.scheduler.waits_for, now)
         ahead = self.runner.next_end is not None  # a plan is in flight: each round completes the one planned before
         busy_until, duration = max(now, self.runner.busy_until), self.runner.newest_duration
         context, left, taken = stride.context, stride.available, 0

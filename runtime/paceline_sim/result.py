@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline_core.request import Ended, FinishReason
+from paceline_sim.causes import Breakdown
 from paceline_sim.tally import Point
 
 __all__ = ["Outcome", "Result"]
@@ -28,6 +29,7 @@ class Outcome:
     released: float
     preemptions: int
     cached_len: int
+    parts: Breakdown
 
     @property
     def latency(self) -> float:
@@ -52,8 +54,8 @@ class Outcome:
         return (self.released if self.started is None else self.started) - self.arrival
 
     @classmethod
-    def of(cls, ended: Ended) -> Outcome:
-        """Return the outcome that the scheduler's record tells."""
+    def of(cls, ended: Ended, parts: Breakdown) -> Outcome:
+        """Return the outcome that the scheduler's record tells, with where the time went."""
         return cls(
             index=ended.request.seq_id,
             arrival=ended.request.arrival,
@@ -66,6 +68,7 @@ class Outcome:
             released=ended.released,
             preemptions=ended.preemptions,
             cached_len=ended.cached_len,
+            parts=parts,
         )
 
 

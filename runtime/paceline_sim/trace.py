@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline_core.errors import FormatError
 from paceline_core.request import Request
@@ -25,6 +26,10 @@ class TraceRequest:
     priority: int = 0
     prefix_hashes: tuple[int, ...] = ()
     hash_tokens: int = 0
+
+    def at(self, arrival: float) -> TraceRequest:
+        """Return the same request, arriving at `arrival`."""
+        return replace(self, arrival=arrival)
 
     def to_request(self, seq_id: int, block_size: int) -> Request:
         """Return what a scheduler with blocks of `block_size` tokens is given."""
@@ -49,9 +54,13 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their arrival. Raises `FormatError` that names the row if it is none."""
+    """Requests in the order of their arrival. `left_out` counts records that told too little to replay them.
+
+    Raises `FormatError` that names the request if it is none.
+    """
 
     requests: tuple[TraceRequest, ...]
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -64,6 +73,34 @@ class Trace:
                 lengths = f"{request.prompt_len} prompt and {request.output_len} output tokens"
                 raise FormatError(f"request {row} has {lengths}, at least 1 of each is needed")
             before = request.arrival
+
+    @property
+    def span(self) -> float:
+        """Seconds between the first and the last arrival."""
+        return self.requests[-1].arrival - self.requests[0].arrival
+
+    @property
+    def rate(self) -> float:
+        """Requests per second; infinite if they all come at once."""
+        return (len(self.requests) - 1) / self.span if self.span else math.inf
+
+    def scaled(self, load: float) -> Trace:
+        """Return the same requests at `load` times the rate. Raises `FormatError` for a load that isn't above 0."""
+        if not 0 < load < math.inf:
+            raise FormatError(f"load is {load:g}, expected a factor above 0, as in 1.5")
+        return replace(self, requests=tuple(request.at(request.arrival / load) for request in self.requests))
+
+    def window(self, start: float, length: float) -> Trace:
+        """Return who arrives within `length` seconds from `start` on, counted from the first arrival.
+
+        Raises `FormatError` if nobody does.
+        """
+        low = self.requests[0].arrival + start
+        inside = tuple(r.at(r.arrival - low) for r in self.requests if low <= r.arrival < low + length)
+        if not inside:
+            until = "its end" if math.isinf(length) else f"{start + length:g} s"
+            raise FormatError(f"no request arrives from {start:g} s to {until}: the trace is {self.span:.0f} s long")
+        return replace(self, requests=inside)
 
     @classmethod
     def regular(cls, output_lens: Sequence[int], *, every: float, prompt_len: int = 1) -> Trace:
