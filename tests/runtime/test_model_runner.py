@@ -12,6 +12,7 @@ from paceline_runtime import memory
 from paceline_runtime.loader import load_model
 from paceline_runtime.memory import MEMORY_LIMIT_ENV, MemoryBudget, cpu_memory_limit
 from paceline_runtime.model_errors import MemoryBudgetError
+from paceline_runtime.sampler import SequenceSampling
 from paceline_runtime.sampling_params import SamplingParams
 
 PROMPT = [5, 17, 101, 44, 9, 60, 3]
@@ -53,6 +54,16 @@ def test_without_a_seed_runs_differ(model):
     params = SamplingParams(max_tokens=16, temperature=1.5, ignore_eos=True)
     _, outputs = drive(model, params, params)
     assert outputs[0] != outputs[1]
+
+
+def test_random_numbers_are_even_over_tokens_and_seeds():
+    def number(seed, index):
+        return SequenceSampling.of(SamplingParams(seed=seed), ()).row(index).uniform
+
+    for numbers in ([number(5, index) for index in range(1000)], [number(seed, 5) for seed in range(1000)]):
+        assert all(0 <= value < 1 for value in numbers)
+        tenths = [sum(int(value * 10) == tenth for value in numbers) for tenth in range(10)]
+        assert all(60 < count < 140 for count in tenths)  # 100 expected, 9.5 the standard deviation
 
 
 def test_a_negative_seed_works(model):
