@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
+from paceline_cli.simulate_inputs import (
+    measured_engine,
+    parse_changes,
+    parse_settings,
+    read_knobs,
+    read_traffic,
+    roofline_engine,
+)
+from paceline_cli.simulate_options import FILE, engine_options, slo_option, traffic_options
+from paceline_cli.simulate_trace import Question, answer, parse_loads
 from paceline_cli.timeline import Marks, draw
 from paceline_core.knobs import Strategy, knob
-from paceline_sim import Result, teach
+from paceline_sim import Engine, Result, Slo, teach
 
 __all__ = ["simulate"]
 
@@ -27,16 +39,29 @@ Examples:
   # a stream: one request every 10 steps, batches start after at most 15 steps
   paceline simulate --lengths 120,30,60,300,40,90 --arrive-every 10 \\
       --strategy dynamic --max-wait 15
+  # your traffic: would another strategy serve more of it in time?
+  paceline simulate --trace requests.csv --slo ttft=500ms,tpot=50ms \\
+      --compare strategy=static,dynamic,continuous,iteration
+  # made-up traffic: how many slots, and what if there were twice as much?
+  paceline simulate --generate rate=20,duration=2m --slo ttft=1s,tpot=30ms \\
+      --sweep maxNumSeqs=8:512 --load 1,2
+  # where does goodput stop growing? a picture of latency against load
+  paceline simulate --trace requests.csv --for 10m --slo ttft=500ms,tpot=50ms \\
+      --compare strategy=dynamic,continuous --plot load.png
 
 \b
-Time is counted in steps: each step gives every running request one token,
-and prompts cost nothing. A request's latency counts from its arrival until
-its result is given back; static and dynamic give a whole batch back at once.
+With --lengths time is counted in steps: each step gives every running request
+one token, and prompts cost nothing. A request's latency counts from its arrival
+until its result is given back; static and dynamic give a batch back at once.
+With --trace or --generate time is in seconds: steps take what the roofline of
+--model on --accelerator says, or what --step-model measured.
 """
 
 
-def _parse_lengths(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[int, ...]:
+def _parse_lengths(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Turn `120,30,60` into numbers; say which one is wrong."""
+    if value is None:
+        return None
     lengths = []
     for position, item in enumerate(value.split(","), start=1):
         text = item.strip()
@@ -51,43 +76,107 @@ def _parse_lengths(_ctx: click.Context, _param: click.Parameter, value: str) -> 
 
 
 @click.command(epilog=EPILOG)
+@click.option("--lengths", callback=_parse_lengths, metavar="N,N,…", help="Output length of each request, in steps.")
 @click.option(
-    "--lengths", required=True, callback=_parse_lengths, metavar="N,N,…", help="Output length of each request, in steps."
+    "--arrive-every",
+    type=click.IntRange(0, 1_000_000),
+    metavar="STEPS",
+    help="With --lengths: steps between two arrivals.  [default: all at once]",
 )
-@click.option(
-    "--arrive-every", type=click.IntRange(0, 1_000_000), default=0, show_default="all at once", metavar="STEPS",
-    help="Steps between two arrivals.",
-)  # fmt: skip
 @click.option(
     "--slots",
     type=click.IntRange(1, int(_SLOTS.high or 1)),
-    default=4,
-    show_default=True,
     metavar="N",
-    help="Sequences that fit one batch (maxNumSeqs).",
+    help="With --lengths: sequences that fit one batch (maxNumSeqs).  [default: 4]",
+)
+@click.option(
+    "--max-wait",
+    type=click.FloatRange(0, _WAIT.high),
+    metavar="STEPS",
+    help="With --lengths and strategy dynamic: the longest wait for a full batch (maxQueueDelay).  [default: 15]",
 )
 @click.option(
     "--strategy",
     type=click.Choice([s.value for s in Strategy]),
-    default=Strategy.CONTINUOUS.value,
-    show_default=True,
-    help="How requests are grouped into batches.",
+    help="How requests are grouped into batches.  [default: continuous]",
 )
+@traffic_options
+@slo_option
+@click.option("--compare", multiple=True, metavar="KNOB=A,B,…", help="Values to compare, as in strategy=static,continuous.")
 @click.option(
-    "--max-wait", type=click.FloatRange(0, _WAIT.high), default=15, show_default=True, metavar="STEPS",
-    help="Strategy dynamic: the longest that the oldest request waits for a full batch (maxQueueDelay).",
-)  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of the timeline.")
-def simulate(lengths: tuple[int, ...], arrive_every: int, slots: int, strategy: str, max_wait: float, as_json: bool) -> None:
-    """Replay requests through the scheduler that serves in production, and show who had which slot when.
+    "--sweep",
+    multiple=True,
+    metavar="KNOB=LOW:HIGH",
+    help="Doubling values (or a list), as in maxNumSeqs=8:512. Repeatable.",
+)
+@click.option("--load", metavar="X,X,…", help="Multiples of the trace's rate to replay.  [default: 1; with --plot a ladder]")
+@click.option("--accelerator", default="h200", show_default=True, metavar="NAME", help="A built-in accelerator.")
+@engine_options
+@click.option("--step-model", type=FILE, metavar="FILE", help="Measured step times (JSON) instead of --model's roofline.")
+@click.option("--kv-blocks", type=click.IntRange(1), metavar="N", help="With --step-model: blocks of the KV pool.")
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes that replay side by side.  [default: cores]")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw latency and goodput over load (.png or .svg).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of a picture or table.")
+def simulate(**options: Any) -> None:
+    """Replay requests through the scheduler that serves in production: what would happen if…
 
-    Rows are slots, letters are requests, and what is idle or held shows what a strategy wastes.
+    With --lengths it draws who had which slot when: rows are slots, letters are requests. With --trace or --generate it
+    compares settings by throughput, latency and goodput (requests per second that meet the SLO).
     """
-    result = teach(lengths, every=arrive_every, slots=slots, strategy=Strategy(strategy), max_wait=max_wait)
-    if as_json:
+    traffic = [name for name in ("trace", "generate") if options[name] is not None]
+    if (options["lengths"] is not None) + len(traffic) != 1:
+        raise click.UsageError("give one of --lengths (a teaching example), --trace (recorded) and --generate (made up)")
+    if options["lengths"] is not None:
+        _teach(options)
+    else:
+        _replay(options)
+
+
+def _teach(options: dict[str, Any]) -> None:
+    for name in ("compare", "sweep", "load", "plot", "config", "settings", "step_model"):
+        if options[name]:
+            raise click.UsageError(f"--{name.replace('_', '-').replace('settings', 'set')} needs --trace or --generate")
+    strategy = options["strategy"] or Strategy.CONTINUOUS.value
+    result = teach(
+        options["lengths"],
+        every=options["arrive_every"] or 0,
+        slots=options["slots"] or 4,
+        strategy=Strategy(strategy),
+        max_wait=15 if options["max_wait"] is None else options["max_wait"],
+    )
+    if options["as_json"]:
         click.echo(json.dumps(_figures(result)))
     else:
         _show(result, strategy)
+
+
+def _replay(options: dict[str, Any]) -> None:
+    for name, instead in (
+        ("arrive_every", "--load"),
+        ("slots", "--set maxNumSeqs=N"),
+        ("max_wait", "--set maxQueueDelay=T"),
+    ):
+        if options[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} belongs to --lengths: with a trace give {instead}")
+    slo: Slo = options["slo"]
+    changes = parse_changes("--compare", options["compare"]) | parse_changes("--sweep", options["sweep"])
+    strategy = {} if options["strategy"] is None else {"strategy": options["strategy"]}
+    base = read_knobs(options["config"], strategy | parse_settings(options["settings"]), slo)
+    loads = parse_loads(options["load"], plot=options["plot"] is not None)
+    engine, name = _engine(options)
+    trace = read_traffic(options["trace"], options["generate"], options["start"], options["length"])
+    question = Question(trace, engine, name, base, changes, loads, slo, options["workers"])
+    answer(question, as_json=options["as_json"], plot=options["plot"])
+
+
+def _engine(options: dict[str, Any]) -> tuple[Engine, str]:
+    path: Path | None = options["step_model"]
+    if path is not None:
+        engine = measured_engine(path, options["kv_blocks"], options["max_model_len"])
+        return engine, f"step times of {path.name}, {options['kv_blocks']:,} KV blocks"
+    model, accelerator, dtype, share = (options[name] for name in ("model", "accelerator", "dtype", "efficiency"))
+    engine = roofline_engine(model, accelerator, dtype, share, options["max_model_len"])
+    return engine, f"{model} ({dtype}) on one {accelerator}: roofline at {share:.0%} of the data sheet's figures"
 
 
 def _figures(result: Result) -> dict[str, object]:

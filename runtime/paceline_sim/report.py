@@ -38,8 +38,8 @@ class Summary:
     `seconds` from the first arrival to the last result; `request_rate` and `goodput` in requests/s (goodput counts those
     that met the SLO), `token_rate` in generated tokens/s; `attainment` is the share of requests that met the SLO, and
     `meets_slo` whether that is enough; `slots_used` (of all slot time), `busy` (of the time), `kv_mean` and `kv_peak` (of
-    the pool while steps ran) and `cached` (of prompt tokens) are shares; `mean_batch` is sequences per step, averaged over the
-    time of steps; `causes` says where the mean latency comes from, in seconds (see `causes.py`).
+    the pool while steps ran) and `cached` (of prompt tokens) are shares; `mean_batch` is sequences per step, averaged
+    over the time of steps; `causes` says where the mean latency comes from, in seconds (see `causes.py`).
     """
 
     requests: int

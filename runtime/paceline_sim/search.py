@@ -66,14 +66,14 @@ def sweep_values(name: str, text: str) -> list[Any]:
     try:
         spec = knob(name)
     except KeyError:
-        raise FormatError(f"sweep {name}: there is no such knob") from None
+        raise FormatError(f"{name}: there is no such knob") from None
     low, colon, high = text.partition(":")
     if colon and spec.kind != "int":
-        raise FormatError(f"sweep {name}={text}: only whole numbers have a range, give a list as in {name}=A,B")
+        raise FormatError(f"{name}={text}: only whole numbers have a range, give a list as in {name}=A,B")
     wanted = _doubling(name, low, high) if colon else [_wire(item.strip(), spec.kind) for item in text.split(",")]
     inside = [value for value in wanted if _is_valid(name, value)]
     if not inside:
-        raise FormatError(f"sweep {name}={text}: no candidate is inside the bounds, {spec.bound}")
+        raise FormatError(f"{name}={text}: no candidate is inside the bounds, {spec.bound}")
     return inside
 
 
@@ -160,7 +160,7 @@ def _label(setting: Mapping[str, Any]) -> str:
 
 def _doubling(name: str, low: str, high: str) -> Iterator[int]:
     if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
-        raise FormatError(f"sweep {name}={low}:{high}: expected two whole numbers LOW:HIGH, at least 1 and rising")
+        raise FormatError(f"{name}={low}:{high}: expected two whole numbers LOW:HIGH, at least 1 and rising")
     value = int(low)
     while value < int(high):
         yield value
