@@ -90,17 +90,19 @@ from paceline_kernels.triton_ops.launch import TARGETS
 target = next(t for t in TARGETS if str(t) == sys.argv[1])
 case = next(c for c in build_cases(target) if c.quick)
 call = max(case.calls(target), key=lambda c: c.arguments["BLOCK_M"] * ("BLOCK_N" in c.arguments))
-print(json.dumps(dataclasses.asdict(build(dataclasses.replace(call, num_warps=1), target))))
+starved = dataclasses.replace(call, arguments=call.arguments | {"BLOCK_N": 128}, num_warps=1)
+print(json.dumps(dataclasses.asdict(build(starved, target))))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [CUDA_90, HIP], ids=str)
-def test_a_tile_on_one_warp_is_seen_to_spill(target: Target, tmp_path: Path) -> None:
+def test_a_large_tile_on_one_warp_is_seen_to_spill(target: Target, tmp_path: Path) -> None:
     done = run(["-c", STARVED, str(target)], tmp_path)
     assert done.returncode == 0, done.stderr
     built = Build(**json.loads(done.stdout))
-    assert built.kernel == "_attend" and built.spills > 0 and built.registers >= 255
+    assert built.kernel == "_attend" and built.registers > 0
+    assert build_all._fault(built, may_spill=False) == f"{built.spills} bytes per thread are spilt"
 
 
 def test_spills_and_shared_memory_beyond_the_target_are_faults() -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from triton import knobs
+import triton
+
+from paceline_kernels.triton_ops.primitives import dot
 
 __all__ = [
     "INTERPRETED",
@@ -26,8 +28,8 @@ __all__ = [
     "recording",
 ]
 
-# Fixed at import, as Triton decides it when it decorates a kernel.
-INTERPRETED: bool = knobs.runtime.interpret
+# Triton decides it when it decorates a function, so a decorated one tells.
+INTERPRETED = not isinstance(dot, triton.JITFunction)
 
 
 @dataclass(frozen=True, slots=True)
