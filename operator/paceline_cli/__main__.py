@@ -15,6 +15,7 @@ __all__ = ["cli", "main"]
 COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "demo": ("paceline_cli.demo", "demo", "demo", "Show the main job: a manifest becomes batching pods that answer."),
     "local": ("paceline_cli.local", "local", "operator", "Run a control plane, the operator and pods on this machine."),
+    "plan": ("paceline_cli.plan", "plan", "", "Say how many replicas of what a load needs, with the arithmetic."),
     "simulate": ("paceline_cli.simulate", "simulate", "", "Replay requests through the scheduler: what would happen if…"),
 }
 

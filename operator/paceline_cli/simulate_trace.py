@@ -118,7 +118,7 @@ def _heading(question: Question) -> list[str]:
 def _document(question: Question, runs: Sequence[Run]) -> dict[str, Any]:
     trace = question.trace
     return {
-        "trace": {"requests": len(trace.requests), "seconds": trace.span, "leftOut": trace.left_out},
+        "trace": {"requests": len(trace.requests), "seconds": trace.span, "left_out": trace.left_out},
         "engine": question.engine_name,
         "slo": asdict(question.slo),
         "runs": [

@@ -51,7 +51,7 @@ def duration(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs" if seconds else "0"
     if seconds < 1:
-        return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
+        return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f} ms"
     return f"{seconds:,.{0 if seconds >= 100 else 1 if seconds >= 10 else 2}f} s"
 
 

@@ -51,11 +51,15 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One setting to try at `load` times the trace's rate; `label` says in what it differs from the others."""
+    """One setting to try at `load` times the trace's rate; `label` says in what it differs from the others.
+
+    `turn` = (k, n) replays only every n-th request from the k-th on: the share of one of n replicas.
+    """
 
     label: str
     knobs: Knobs
     load: float = 1.0
+    turn: tuple[int, int] = (0, 1)
 
 
 def sweep_values(name: str, text: str) -> list[Any]:
@@ -145,6 +149,9 @@ def _evaluate_kept(task: Callable[[Trace, Candidate], Summary], candidate: Candi
 
 
 def _evaluate_one(engine: Engine, slo: Slo, trace: Trace, candidate: Candidate) -> Summary:
+    if candidate.turn != (0, 1):
+        first, replicas = candidate.turn
+        trace = Trace(trace.requests[first::replicas])
     at_load = trace if candidate.load == 1.0 else trace.scaled(candidate.load)
     return summarise(engine.replay(at_load, candidate.knobs), slo)
 
