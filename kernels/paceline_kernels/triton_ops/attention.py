@@ -60,7 +60,7 @@ def _launch_tiles(
 ) -> None:
     heads, size = queries.shape[1:]
     block_size, _, kv_heads = kv_cache.shape[1:4]
-    shape = _tile_shape(current_target(), tiles.block_m, size, queries.dtype)
+    shape = _tile_shape(current_target(), tiles.block_m, size, queries.dtype, kv_cache.dtype)
     padded = triton.next_power_of_2(size)
     parts = torch.empty((tiles.num_parts, kv_heads, tiles.block_m, padded), dtype=torch.float32, device=out.device)
     sums = torch.empty((tiles.num_parts, kv_heads, 2, tiles.block_m), dtype=torch.float32, device=out.device)
@@ -94,13 +94,13 @@ class _TileShape:
     num_stages: int
 
 
-def _tile_shape(target: Target, block_m: int, size: int, dtype: torch.dtype) -> _TileShape:
+def _tile_shape(target: Target, block_m: int, size: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> _TileShape:
     """Return the KV tile: keys and values of a stage are 64 × 128 × 2 × 16 bit = 32 KiB, three stages 96 KiB.
 
     That is two programs per SM of sm_80 and sm_90 with more in flight than latency × bandwidth needs (36 KiB per SM on an
     H200). Wider heads halve the tile, and so does AMD for tall tiles, where whole ones take up to 452 registers, one
     wave per SIMD; its 64 KiB of shared memory have no room for stages. float32 is for checking numbers: its tiles are as
-    large as registers allow.
+    large as registers allow. The rest keeps tall tiles from spilling: 8 warps on sm_80, half a tile of int8 on sm_100.
     """
     wide, tall = size > 128, block_m > 32
     if dtype == torch.float32:
@@ -108,7 +108,9 @@ def _tile_shape(target: Target, block_m: int, size: int, dtype: torch.dtype) -> 
     block_n = 32 if wide else 64
     if target.is_hip:
         return _TileShape(block_n // 2 if tall else block_n, 4, 1)
-    return _TileShape(block_n, 8 if wide and tall else 4, 3)
+    if tall and not wide and target.arch >= 100 and kv_dtype == torch.int8:
+        return _TileShape(block_n // 2, 4, 3)
+    return _TileShape(block_n, 8 if tall and (wide or target.arch < 90) else 4, 3)
 
 
 @triton.jit(do_not_specialize=["table_row"])  # it changes from step to step: no build for each 1 or multiple of 16

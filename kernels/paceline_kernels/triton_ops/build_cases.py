@@ -157,15 +157,16 @@ def _products(target: Target) -> Iterator[BuildCase]:
     for (rows, size), dtype in product(((1, 4096), (17, 4096), (33, 4096), (33, 32768)), FLOATS):
         x, bias = _empty(rows, 4096, dtype=dtype), _empty(size, dtype=dtype)
         quick = dtype == torch.bfloat16 and rows == 1 and size == 4096
+        may_spill = dtype == torch.float32  # for checking numbers, as in attention
         for stored in (torch.int8, FP8) if target.has_fp8 else (torch.int8,):
             weight = RowScaledWeight(_empty(size, 4096, dtype=stored), _empty(size, dtype=torch.float32))
             run = partial(row_scaled_matmul, x, weight, bias)
-            yield BuildCase(f"matmul {dtype} × {stored} {rows}→{size}", run, quick=quick)
+            yield BuildCase(f"matmul {dtype} × {stored} {rows}→{size}", run, may_spill, quick)
         for group in (32, 64, 128):
             scales = _empty(size, 4096 // group, dtype=torch.float16)
             weight4 = Int4Weight(_empty(size, 2048, dtype=torch.uint8), scales, scales)
             run = partial(int4_matmul, x, weight4, bias)
-            yield BuildCase(f"matmul {dtype} × int4/{group} {rows}→{size}", run, quick=quick and group == 32)
+            yield BuildCase(f"matmul {dtype} × int4/{group} {rows}→{size}", run, may_spill, quick and group == 32)
     if target.has_fp8:
         yield from _float8_products()
 

@@ -69,13 +69,15 @@ class _Tiles:
     splits: int
 
 
-def _tiles(target: Target, rows: int, size: int, depth: int, widened: bool) -> _Tiles:
+def _tiles(target: Target, rows: int, size: int, depth: int, dtype: torch.dtype, widened: bool) -> _Tiles:
     """Return tiles for `rows` × `size` outputs over `depth`. Splits depend on the weight alone, never on the batch."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     wanted = ceil_div(_PROGRAMS, ceil_div(size, _BLOCK_N))
     possible = max(ceil_div(depth, _BLOCK_K) // _MIN_STEPS, 1)
-    # widening float8 on 4 warps of sm_90 spills; 8 warps share the tile in 60 registers each
-    return _Tiles(block_m, 8 if widened else 4, 2 if target.is_hip else _STAGES, min(wanted, possible))
+    # float32, for checking numbers, takes twice the shared memory
+    num_stages = 2 if target.is_hip or dtype == torch.float32 else _STAGES
+    # widening bytes on 4 warps of sm_90 spills; 8 warps share the tile in at most 74 registers each
+    return _Tiles(block_m, 8 if widened else 4, num_stages, min(wanted, possible))
 
 
 def _run(
@@ -84,8 +86,8 @@ def _run(
 ) -> torch.Tensor:  # fmt: skip
     """Launch a product and, where it is split, the sum of its parts; scales that factor out are applied at the end."""
     rows, depth = x.shape
-    widened = x.dtype != FP8 and arguments["weight"].dtype == FP8
-    tiles = _tiles(current_target(), rows, size, depth, widened)
+    widened = x.dtype != FP8 and arguments["weight"].dtype != torch.uint8
+    tiles = _tiles(current_target(), rows, size, depth, x.dtype, widened)
     out = torch.empty((rows, size), dtype=dtype, device=x.device)
     split = tiles.splits > 1
     parts = torch.empty((tiles.splits, rows, size), dtype=torch.float32, device=x.device) if split else None
