@@ -32,7 +32,7 @@ test: setup ## run the hermetic tests (no GPU, no cluster)
 	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS $(RUN) -m pytest -m "not slow" $(TEST_ARGS)
 
 e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
-	@$(RUN) -m pytest tests/controlplane tests/operators tests/e2e $(E2E_ARGS)
+	@$(RUN) -m pytest tests/controlplane tests/operators tests/unit/test_local_stack.py tests/e2e $(E2E_ARGS)
 
 # the interpreter is slow and builds are many: the quick selection is part of `make test`
 kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets

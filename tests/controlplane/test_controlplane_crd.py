@@ -47,12 +47,13 @@ def test_discovery_lists_the_custom_resource(api: Api, widgets: Path) -> None:
 
 
 def test_unknown_fields_are_pruned(api: Api, ns: str, widgets: Path) -> None:
-    body = widget(widgets(ns), unknown=1, nested={"on": False, "extra": 2}, free={"any": {"thing": 1}}, labels={"a": "b"})
+    anything = {"any": {"thing": 1}, "list": [{"name": "a", "deep": [[{"b": 1}], 2]}]}
+    body = widget(widgets(ns), unknown=1, nested={"on": False, "extra": 2}, free=anything, labels={"a": "b"})
     stored = api.post(widgets(ns), {**body, "stray": True}).ok()
     assert "unknown" not in stored["spec"]
     assert "stray" not in stored
     assert stored["spec"]["nested"] == {"on": False}
-    assert stored["spec"]["free"] == {"any": {"thing": 1}}
+    assert stored["spec"]["free"] == anything
     assert stored["spec"]["labels"] == {"a": "b"}
 
 

@@ -1,4 +1,5 @@
-"""The real operator process against the API server that KUBECONFIG names. No pod runs: states are set by hand."""
+"""The real operator process against the embedded API server, and the one that KUBECONFIG names. No pod runs: states are
+set by hand."""
 
 import contextlib
 import os
@@ -15,21 +16,23 @@ from kubernetes import client
 from operator_kit import KEY
 from operator_process import CHILDREN, Api, Operator, Proxy, eventually
 
+from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_operator.names import RESTART_HASH, SERVICE_LABEL, admin_token
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.skipif(not os.environ.get("KUBECONFIG"), reason="KUBECONFIG names no API server"),
-]
+_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
 
 
-@pytest.fixture(scope="module")
-def api():
-    found = Api(os.environ["KUBECONFIG"])
-    found.prepare()
-    yield found
-    found.close()
+@pytest.fixture(scope="module", params=["embedded", *_REAL])
+def api(request, tmp_path_factory):
+    with contextlib.ExitStack() as stack:
+        kubeconfig = os.environ.get("KUBECONFIG")
+        if request.param == "embedded":
+            kubeconfig = stack.enter_context(embedded_server(tmp_path_factory.mktemp("apiserver"))).kubeconfig
+        found = Api(kubeconfig)
+        found.prepare()
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,8 @@ def prune(value: Any, schema: Schema, path: str = "", *, whole: bool = True) -> 
 
 def _pruned(value: Any, schema: Schema, path: str, unknown: list[str], *, whole: bool = False) -> Any:
     if isinstance(value, list):
-        items = schema.get("items") or {}
+        # below a field that keeps what it doesn't know, lists keep it too
+        items = schema.get("items") or (_ANYTHING if schema is _ANYTHING else {})
         return [_pruned(item, items, f"{path}[{index}]", unknown) for index, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
