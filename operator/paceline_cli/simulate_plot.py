@@ -28,7 +28,15 @@ _MARKERS = "osD^vPX*"
 def draw(runs: Sequence[Run], slo: Slo, title: str, path: Path) -> None:
     """Write the plot of `runs` to `path` (PNG or SVG by its suffix)."""
     curves = _curves(runs)
-    with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "paceline"}):
+    with mpl.rc_context(
+        {
+            "font.size": 10,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.fonttype": "none",
+            "svg.hashsalt": "paceline",
+        }
+    ):
         figure = Figure(figsize=(12, 5.2), layout="constrained")
         latency, goodput = figure.subplots(1, 2)
         for index, (label, points) in enumerate(curves.items()):

@@ -46,6 +46,9 @@ class KnobError(PacelineError):
         super().__init__("; ".join(str(v) for v in violations))
         self.violations = violations
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KnobError, (self.violations,)  # errors cross process boundaries: by default pickle repeats the message
+
 
 class RevisionConflict(PacelineError):
     """Somebody else changed the knobs first, or a newer leader did."""
@@ -61,6 +64,9 @@ class RequestRefused(PacelineError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RequestRefused, (self.reason, str(self))
 
 
 class FormatError(PacelineError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_core.durations import format_duration, parse_duration
-from paceline_core.errors import FormatError, KnobError, PacelineError
+from paceline_core.errors import FormatError, KnobError, PacelineError, RequestRefused
 from paceline_core.knob_board import KnobBoard
 from paceline_core.knobs import KNOBS, CostClass, Knobs, Strategy, change_cost, knob, knobs_from_wire, knobs_to_wire
 
@@ -181,3 +182,15 @@ def test_restart_class_knobs_keep_what_was_built():
     assert (board.knobs.max_num_seqs, board.knobs.max_num_seqs_limit, board.knobs.block_size) == (8, 8, 4)
     with pytest.raises(KnobError, match="maxNumSeqs"):
         board.propose(Knobs(max_num_seqs=9, max_num_seqs_limit=16))
+
+
+def test_errors_survive_a_trip_between_processes():
+    for error in (_error_of(lambda: Knobs(max_num_seqs=0)), RequestRefused("too_long", "the prompt is too long")):
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), vars(copy)) == (type(error), str(error), vars(error))
+
+
+def _error_of(action):
+    with pytest.raises(KnobError) as caught:
+        action()
+    return caught.value
