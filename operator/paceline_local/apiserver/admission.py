@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline_local.apiserver import schema
 from paceline_local.apiserver.defaults import apply_defaults, initial_status
 from paceline_local.apiserver.errors import bad_request, invalid
+from paceline_local.apiserver.fields import mistyped
 from paceline_local.apiserver.objects import Json, drop_nulls, metadata
 from paceline_local.apiserver.resources import Resource
 from paceline_local.apiserver.validation import check
@@ -36,7 +37,8 @@ def _defaulted(kind: str, obj: Json) -> Json:
     try:
         return apply_defaults(kind, drop_nulls(obj))
     except (AttributeError, TypeError) as error:  # built-in kinds have no schema here: a part of the wrong type ends up so
-        raise bad_request(f"the object can't be decoded as a {kind}: {error}") from error
+        where = mistyped(obj) or "a part of it has the wrong type"
+        raise bad_request(f"the object can't be decoded as a {kind}: {where}") from error
 
 
 def _custom(resource: Resource, obj: Json, validation: str, *, creating: bool) -> tuple[Json, tuple[str, ...]]:

@@ -23,6 +23,7 @@ __all__ = [
     "encode",
     "flatten",
     "item_element",
+    "mistyped",
     "path_text",
     "root",
 ]
@@ -106,6 +107,9 @@ class BuiltinLayout:
     def key_default(self, key: str) -> Any:
         """Return the value of a key that an item leaves out."""
         return "TCP" if key == "protocol" else None
+
+
+_ROOT = BuiltinLayout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,19 @@ def _walk(value: Any, layout: Layout, path: Path, found: dict[Path, Any]) -> Non
 def _walk_item(item: Json, layout: Layout, path: Path, found: dict[Path, Any]) -> None:
     for name, inner in item.items():
         _walk(inner, layout.child(name), (*path, f"f:{name}"), found)
+
+
+def mistyped(value: Any, layout: Layout = _ROOT, path: str = "") -> str:
+    """Return where a keyed list is expected and something else stands, in the real server's words; "" if nowhere."""
+    if layout.keys and not isinstance(value, list | None):
+        return f"{path}: expected list, got {value!r}"
+    members = value.items() if isinstance(value, dict) else ()
+    items = enumerate(value) if isinstance(value, list) else ()
+    found = (
+        *(mistyped(inner, layout.child(name), f"{path}.{name}") for name, inner in members),
+        *(mistyped(inner, layout.items(), f"{path}[{index}]") for index, inner in items),
+    )
+    return next(filter(None, found), "")
 
 
 def item_element(item: Any, layout: Layout) -> str:
