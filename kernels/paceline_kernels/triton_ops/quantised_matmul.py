@@ -64,20 +64,23 @@ def int4_matmul(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None =
 @dataclass(frozen=True, slots=True)
 class _Tiles:
     block_m: int
+    block_n: int
     num_warps: int
     num_stages: int
     splits: int
 
 
-def _tiles(target: Target, rows: int, size: int, depth: int, dtype: torch.dtype, widened: bool) -> _Tiles:
+def _tiles(target: Target, rows: int, size: int, depth: int, dtype: torch.dtype, stored: torch.dtype) -> _Tiles:
     """Return tiles for `rows` × `size` outputs over `depth`. Splits depend on the weight alone, never on the batch."""
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
     wanted = ceil_div(_PROGRAMS, ceil_div(size, _BLOCK_N))
     possible = max(ceil_div(depth, _BLOCK_K) // _MIN_STEPS, 1)
     # float32, for checking numbers, takes twice the shared memory
     num_stages = 2 if target.is_hip or dtype == torch.float32 else _STAGES
-    # widening bytes on 4 warps of sm_90 spills; 8 warps share the tile in at most 74 registers each
-    return _Tiles(block_m, 8 if widened else 4, num_stages, min(wanted, possible))
+    # what the builds show to spill otherwise: bytes widened by 4 warps on sm_90, and 64 × 64 of 4 bits on sm_80
+    num_warps = 8 if dtype != FP8 and stored != torch.uint8 else 4
+    block_n = 32 if block_m == 64 and stored == torch.uint8 and target == Target("cuda", 80) else _BLOCK_N
+    return _Tiles(block_m, block_n, num_warps, num_stages, min(wanted, possible))
 
 
 def _run(
@@ -86,8 +89,7 @@ def _run(
 ) -> torch.Tensor:  # fmt: skip
     """Launch a product and, where it is split, the sum of its parts; scales that factor out are applied at the end."""
     rows, depth = x.shape
-    widened = x.dtype != FP8 and arguments["weight"].dtype != torch.uint8
-    tiles = _tiles(current_target(), rows, size, depth, x.dtype, widened)
+    tiles = _tiles(current_target(), rows, size, depth, x.dtype, arguments["weight"].dtype)
     out = torch.empty((rows, size), dtype=dtype, device=x.device)
     split = tiles.splits > 1
     parts = torch.empty((tiles.splits, rows, size), dtype=torch.float32, device=x.device) if split else None
@@ -95,10 +97,10 @@ def _run(
     common = {
         "x": x, "out": out, "parts": parts, "bias": bias, "depth": depth, "x_stride": x.stride(0),
         "part_depth": ceil_div(ceil_div(depth, _BLOCK_K), tiles.splits) * _BLOCK_K,
-        "BLOCK_M": tiles.block_m, "BLOCK_N": _BLOCK_N, "BLOCK_K": _BLOCK_K,
+        "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "BLOCK_K": _BLOCK_K,
         "PRECISION": current_target().precision, "WIDE": INTERPRETED,
     }  # fmt: skip
-    grid = (ceil_div(rows, tiles.block_m), ceil_div(size, _BLOCK_N), tiles.splits)
+    grid = (ceil_div(rows, tiles.block_m), ceil_div(size, tiles.block_n), tiles.splits)
     launch(kernel, grid, arguments | shape | common, num_warps=tiles.num_warps, num_stages=tiles.num_stages)
     if split:
         summed = {"parts": parts, "out": out, "x_scales": x_scales, "scales": scales, "bias": bias,
