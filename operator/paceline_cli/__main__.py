@@ -58,9 +58,17 @@ def cli() -> None:
     """
 
 
+def _invoke() -> object:
+    try:
+        return cli.main(standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as shown:  # a group without a subcommand is a question, not a mistake
+        click.echo(shown.format_message())
+        return 0
+
+
 def main() -> None:
     """Run the command line; errors end as one line on stderr and exit code 2."""
-    sys.exit(run_command(lambda: cli.main(standalone_mode=False), errors=(click.ClickException,), interrupts=(click.Abort,)))
+    sys.exit(run_command(_invoke, errors=(click.ClickException,), interrupts=(click.Abort,)))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,9 @@ def _checked(manifest: Any, where: str) -> dict[str, Any]:
     missing = [field for field in _REQUIRED if not manifest.get(field)]
     if missing:
         raise LocalError(f"{where}: {missing[0]} is missing")
+    wrong = [field for field in ("apiVersion", "kind") if not isinstance(manifest[field], str)]
+    if wrong:
+        raise LocalError(f"{where}: {wrong[0]} isn't text")
     metadata = manifest["metadata"]
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str) or not metadata["name"]:
         raise LocalError(f"{where}: metadata.name is missing or isn't text")

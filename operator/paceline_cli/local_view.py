@@ -18,9 +18,12 @@ _NEUTRAL = frozenset({"Progressing", "Recommended", "Tuned", "UpgradeAvailable"}
 
 
 def _table(*columns: str) -> Table:
+    """Return a table whose last column takes the rest of the line and folds; the others are words that stay whole."""
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    *short, last = columns
+    for column in short:
+        table.add_column(column, no_wrap=True)
+    table.add_column(last, overflow="fold")
     return table
 
 
@@ -60,13 +63,14 @@ def _service(service: Manifest, pods: list[Manifest], local: dict[str, str], now
     meta, status = service["metadata"], service.get("status") or {}
     ready = (condition(service, "Ready") or {}).get("status", "Unknown")
     mine = [pod for pod in pods if _belongs(pod, service)]
+    address = local.get(meta["namespace"] + "/" + meta["name"]) or status.get("url")
+    facts = (status.get("strategy"), address, age(meta["creationTimestamp"], now))  # a bad spec has no strategy yet
     head = Text.assemble(
         (f"{meta['namespace']}/{meta['name']}", "bold"),
         "  ",
         ("Ready" if ready == "True" else "not Ready", _GOOD.get(ready, "yellow")),
         f"  {status.get('readyReplicas', 0)}/{service['spec'].get('replicas', 1)} pods",
-        f"  {status.get('strategy', '')}  {local.get(meta['namespace'] + '/' + meta['name']) or status.get('url', '')}",
-        f"  {age(meta['creationTimestamp'], now)}",
+        *(f"  {fact}" for fact in facts if fact),
     )
     conditions = _table("  CONDITION", "STATUS", "REASON", "MESSAGE")
     for item in status.get("conditions") or ():

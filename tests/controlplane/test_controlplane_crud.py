@@ -70,7 +70,9 @@ def test_a_missing_object_is_not_found(api: Api, ns: str, method: str, path: str
     assert answer.body["status"] == "Failure"
 
 
-@pytest.mark.parametrize("path", ["/api/v1/nonsense", "/apis/none.example/v1/things", "/apis/apps/v9/deployments"])
+@pytest.mark.parametrize(
+    "path", ["/api/v1/nonsense", "/apis/none.example/v1/things", "/apis/apps/v9/deployments", "/apis/apps/v9", "/api/v9"]
+)
 def test_an_unknown_resource_is_not_found(api: Api, path: str) -> None:
     assert api.get(path).status == 404
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
 from paceline_cli.local_apply import parse_manifests, pruned
 from paceline_cli.local_logs import find_streams
-from paceline_cli.local_view import pod_trouble, table_view
+from paceline_cli.local_view import pod_trouble, services_view, table_view
 from paceline_local.errors import LocalError
 from paceline_local.garbage import orphans
 from paceline_local.manifests import age
@@ -35,6 +37,8 @@ def test_documents_lists_and_empty_parts():
         ("apiVersion: v1\nkind: X\nmetadata: {labels: {a: b}}\n", r"metadata\.name is missing"),
         ("apiVersion: v1\nkind: X\nmetadata: {name: 5}\n", r"metadata\.name is missing or isn't text"),
         ("apiVersion: v1\nkind: X\nmetadata: [a]\n", r"metadata\.name"),
+        ("apiVersion: 1\nkind: X\nmetadata: {name: a}\n", r"document 1: apiVersion isn't text"),
+        ("apiVersion: v1\nkind: [X]\nmetadata: {name: a}\n", r"document 1: kind isn't text"),
         ("a: !!python/object/apply:os.system ['true']\n", r"f\.yaml, line 1: not YAML"),
     ],
 )
@@ -70,6 +74,28 @@ def test_without_a_stack_every_command_says_so_in_one_line(tmp_path, arguments, 
     done = paceline(*arguments, home=tmp_path / "home")
     assert (done.returncode, len((done.stdout + done.stderr).strip().splitlines())) == (code, 1)
     assert said in (done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("group", [(), ("local",)])
+def test_a_group_alone_shows_its_help(group):
+    done = subprocess.run([sys.executable, "-m", "paceline_cli", *group], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ") and "\n  -h, --help" in done.stdout
+
+
+def test_conditions_stay_readable_on_a_narrow_terminal():
+    conditions = [
+        {"type": "SpecValid", "status": "False", "reason": "Invalid", "message": "spec.bogus: 1 (unknown field): remove it"},
+        {"type": "MetricsAvailable", "status": "Unknown", "reason": "NoPods", "message": "no pod runs yet"},
+    ]
+    meta = {"namespace": "default", "name": "a", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    service = {"metadata": meta, "spec": {}, "status": {"conditions": conditions}}
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(services_view([service], [], {}, now=1767225605.0))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert lines[0] == "default/a  not Ready  0/1 pods  5s"
+    assert "  MetricsAvailable  Unknown  NoPods   no pod runs yet" in lines
+    assert all(len(line) <= 60 for line in lines)
 
 
 def test_the_command_line_is_quick_to_import():

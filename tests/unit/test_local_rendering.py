@@ -36,13 +36,23 @@ def sources(config=None, secret=None):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("500m", 0.5), ("1Gi", 2**30), ("2", 2), ("1.5k", 1500), ("1e3", 1000), ("100n", 1e-7), ("3E", 3e18)]
+    ("text", "value"),
+    [
+        ("500m", 0.5),
+        ("1Gi", 2**30),
+        ("2", 2),
+        ("1.5k", 1500),
+        ("1e3", 1000),
+        ("100n", 1e-7),
+        ("3E", 3e18),
+        ("24683656Ki", 24683656 * 1024),
+    ],
 )
 def test_quantities(text, value):
     assert float(parse_quantity(text)) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("text", ["", "five", "5Zi", "5 Gi", "1..2"])
+@pytest.mark.parametrize("text", ["", "five", "5Zi", "5 Gi", "1..2", "1i", "1ki", "1mi"])
 def test_bad_quantities_are_refused(text):
     with pytest.raises(LocalError, match="not a quantity"):
         parse_quantity(text)

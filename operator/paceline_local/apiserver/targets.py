@@ -94,6 +94,8 @@ def parse_path(path: str, registry: Registry) -> Target:
     """Return what `/api/v1/…` or `/apis/GROUP/VERSION/…` names; raises the 404 of an unknown path."""
     parts = path.strip("/").split("/")
     group, version, rest = ("", parts[1], parts[2:]) if parts[0] == "api" else (parts[1], parts[2], parts[3:])
+    if not rest:  # a version alone: discovery has already answered for those that exist
+        raise no_route()
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
