@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -216,8 +218,14 @@ def _run(settings: RuntimeSettings, log_format: str) -> int:
         return run_server(settings, Doors(public, admin, tokens))
 
 
+def _end_now(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Entry point of `paceline-runtime`; returns the exit code."""
+    # the kernel drops a signal of process 1 that it has no handler for; the server's own comes with its event loop
+    signal.signal(signal.SIGTERM, _end_now)
     return run_command(lambda: cli.main(standalone_mode=False), errors=(click.ClickException,), interrupts=(click.Abort,))
 
 

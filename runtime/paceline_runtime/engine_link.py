@@ -36,11 +36,15 @@ def _check_length(folder: Path) -> None:
 
 
 class EngineLink:
-    """Owns the process, its two sockets and their private folder. `close` may be called at any time, more than once."""
+    """Owns the process and its two sockets. `close` may be called at any time, more than once.
+
+    The sockets' private folder is only there until the engine has said its first word: it is connected then, and nobody has
+    to clean up after a server that was killed.
+    """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._folder = Path(tempfile.mkdtemp(prefix="paceline-"))  # 0700: nobody else may speak to the engine
+        self._folder: Path | None = Path(tempfile.mkdtemp(prefix="paceline-"))  # 0700: nobody else may speak to the engine
         _check_length(self._folder)
         self._context = zmq.asyncio.Context()
         self._outbox = self._open(zmq.PUSH)
@@ -63,7 +67,7 @@ class EngineLink:
         """Start the process and hand it its settings; its stdin stays open as its sign that we live."""
         to_engine, from_engine = (f"ipc://{self._folder}/{name}" for name in ("to-engine", "from-engine"))
         self._inbox.bind(from_engine)
-        self._outbox.connect(to_engine)
+        self._outbox.bind(to_engine)
         threads = str(self._settings.threads)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "paceline_runtime.engine_process", to_engine, from_engine,
@@ -87,6 +91,7 @@ class EngineLink:
                 received = asyncio.ensure_future(self._inbox.recv())
                 await asyncio.wait({ended, received}, return_when=asyncio.FIRST_COMPLETED)
                 if received.done():
+                    self._remove_folder()
                     yield decode_from_engine(received.result())
                 else:
                     received.cancel()
@@ -113,4 +118,9 @@ class EngineLink:
                 self._process.kill()
             await self._process.wait()
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -9,6 +9,7 @@ waits for the API and the API never waits for a step.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -51,16 +52,13 @@ HEARTBEAT_SECONDS = 0.5  # a fortieth of the shortest useful --hang-timeout, and
 _PR_SET_PDEATHSIG = 1
 
 
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *, bind: bool) -> zmq.Socket[bytes]:
-    """Return a socket that neither blocks a sender (no high-water mark) nor the exit (no linger)."""
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    """Return a connected socket that neither blocks a sender (no high-water mark) nor the exit (no linger)."""
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.setsockopt(zmq.LINGER, 0)
-    if bind:
-        socket.bind(address)
-    else:
-        socket.connect(address)
+    socket.connect(address)
     return socket
 
 
@@ -180,9 +178,8 @@ def _statistics(turn: Turn) -> StepStatistics | None:
     return StepStatistics(time.monotonic(), turn.duration, turn.plan.epoch, *work)
 
 
-def _watch(loop: EngineLoop, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+def _watch(loop: EngineLoop, outbox: zmq.Socket[bytes]) -> None:
     """Send heartbeats from a thread of its own, so that a long step delays none and a hang shows as `stalled`."""
-    outbox = open_socket(context, zmq.PUSH, address, bind=False)
     while True:
         busy_since, model = loop.busy_since, loop.engine.step_model
         stalled = 0.0 if busy_since is None else time.monotonic() - busy_since
@@ -240,22 +237,30 @@ def main() -> None:
     _end_with_parent()
     set_up_logging(settings.log_format, "engine")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    outbox = open_socket(context, zmq.PUSH, outbox_address, bind=False)
-    inbox = open_socket(context, zmq.PULL, inbox_address, bind=True)
+    inbox = open_socket(context, zmq.PULL, inbox_address)
+    watchdog = open_socket(context, zmq.PUSH, outbox_address)
+    outbox = open_socket(context, zmq.PUSH, outbox_address)
+    # connections are made in this order, so the first word to arrive says that all are: the sockets' names can go
+    outbox.send(encode(Heartbeat(steps=0, stalled=0.0)))
     try:
         loop = _start(settings, outbox, inbox)
-    except (PacelineError, OSError, MemoryError) as error:
-        _fail(context, outbox, error)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the server must be told: it would only be tried again
+        _fail(outbox, error)
+        context.destroy()
         return
-    threading.Thread(target=_watch, args=(loop, context, outbox_address), name="watchdog", daemon=True).start()
+    threading.Thread(target=_watch, args=(loop, watchdog), name="watchdog", daemon=True).start()
     loop.run()
 
 
-def _fail(context: zmq.Context[zmq.Socket[bytes]], outbox: zmq.Socket[bytes], error: Exception) -> None:
+def _fail(outbox: zmq.Socket[bytes], error: Exception) -> None:
+    """Say in one line why there is no engine; what isn't one of the errors that a user can do something about is a bug."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, PacelineError | OSError | MemoryError):
+        log_event("load_failed", level=logging.ERROR, error=error)
+        text = f"loading the model failed unexpectedly ({type(error).__name__}: {text or 'no details'}); the log says where"
     outbox.setsockopt(zmq.LINGER, 5000)  # the one message that must arrive
-    outbox.send(encode(EngineFailed(" ".join(str(error).split()) or type(error).__name__)))
+    outbox.send(encode(EngineFailed(text or type(error).__name__)))
     outbox.close()
-    context.term()
 
 
 if __name__ == "__main__":

@@ -211,6 +211,16 @@ def test_sigterm_while_loading(step_model: str, tmp_path: Path) -> None:
         runtime.close()
 
 
+def test_sigterm_before_the_server_exists_is_not_the_default_action() -> None:
+    """Process 1 of a container would not get that: the kernel drops signals that it has no handler for."""
+    code = (
+        "import os, signal, sys\nfrom paceline_runtime import __main__ as command\n"
+        "command.cli.main = lambda **_: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(command.main())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE, check=False)
+    assert result.returncode == 128 + signal.SIGTERM
+
+
 # -- death --------------------------------------------------------------------------------------------------------------
 
 
@@ -265,13 +275,30 @@ def test_no_request_hangs_while_engines_die(start_runtime) -> None:
     assert set(outcomes) == {200, 503}
 
 
-def test_kill_9_of_the_api_process_takes_the_engine_along(start_runtime) -> None:
+def test_kill_9_of_the_api_process_leaves_nothing(start_runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     runtime = start_runtime()
     engine = runtime.engine_pid
     os.kill(engine, signal.SIGSTOP)  # even one that can't run any code
     runtime.process.kill()
     runtime.process.wait(PATIENCE)
     eventually(lambda: not alive(engine), "the engine is gone")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unexpected_failure_while_loading_is_one_line_and_one_try(step_model: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'paceline_runtime.engine_process' in sys.orig_argv:\n"
+        "    import paceline_runtime.backend as b\n"
+        "    def broken(*_):\n        raise ZeroDivisionError('cosmic rays')\n"
+        "    b.load_backend = broken\n"
+    )
+    command = [sys.executable, "-m", "paceline_runtime", "--host", "127.0.0.1", "--port", "0", *clock(step_model)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
+    assert "ZeroDivisionError: cosmic rays" in one_error_line(result.returncode, result.stderr)
+    assert result.stdout.count("event=engine_started") == 1
+    assert "Traceback" in result.stdout
 
 
 def test_a_hung_engine_fails_the_liveness_probe(start_runtime) -> None:

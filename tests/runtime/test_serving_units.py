@@ -427,6 +427,18 @@ def test_the_profile_seeds_the_model_and_leaves_nothing_behind() -> None:
     assert backend.runner._prompt_len == {}
 
 
+@pytest.mark.parametrize("step_seconds", [0.3, 5.0])
+def test_the_profile_of_a_slow_machine_is_cut_short(step_seconds: float) -> None:
+    time = FakeTime()
+    began = time()
+    backend = clock_backend(time, StepModel(constant=step_seconds))
+    fitter = StepTimeFitter()
+    profile_steps(backend, Knobs(), fitter, now=time)
+    assert time() - began <= 2.0 + step_seconds
+    assert fitter.model().predict(StepShape(decode_tokens=1)) > 0
+    assert backend.runner._prompt_len == {}
+
+
 # -- settings -------------------------------------------------------------------------------------------------------------
 
 
