@@ -89,16 +89,25 @@ def _table(runs: Sequence[Run], slo: Slo, best: Run | None, *, wide: bool) -> Ta
     rows = [_cells(run, slo, wide=wide) for run in runs]
     several_loads = {run.candidate.load for run in runs} != {1.0}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    longest = max(len(run.candidate.label) for run in runs)
-    if longest:
-        table.add_column("setting", min_width=min(longest, 18))
+    heading, labels = _labels(runs)
+    if heading:
+        table.add_column(heading, min_width=min(max(map(len, labels)), 18), overflow="fold")
     for column in (["load"] if several_loads else []) + list(rows[0]):
         table.add_column(column, justify="right", no_wrap=True)
-    for run, cells in zip(runs, rows, strict=True):
-        label = [run.candidate.label] if longest else []
+    for run, text, cells in zip(runs, labels, rows, strict=True):
+        label = [text] if heading else []
         load = [f"×{run.candidate.load:g}"] if several_loads else []
         table.add_row(*label, *load, *cells.values(), style="bold green" if run is best else "")
     return table
+
+
+def _labels(runs: Sequence[Run]) -> tuple[str, list[str]]:
+    """Return heading and cells of the column that tells settings apart; where one knob does, it is named in the heading."""
+    labels = [run.candidate.label for run in runs]
+    names = {label.partition("=")[0] for label in labels}
+    if len(names) == 1 and all(label.count("=") == 1 for label in labels):
+        return names.pop(), [label.partition("=")[2] for label in labels]
+    return ("setting" if any(labels) else ""), labels
 
 
 def _cells(run: Run, slo: Slo, *, wide: bool) -> dict[str, str]:

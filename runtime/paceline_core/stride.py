@@ -60,10 +60,11 @@ class Stride:
 def find_stride(planner: Planner, kv: KvCache, pipeline: Pipeline, now: float) -> Stride | None:
     """Return the stride that begins at `now`, or None if the next step has something to decide."""
     sequences = planner.running
-    if not sequences or planner.preempted or kv.has_deferred or len(sequences) > planner.knobs.max_num_seqs:
+    if not sequences or planner.preempted or len(sequences) > planner.knobs.max_num_seqs:
         return None
     if not pipeline.repeats(sequences, planner.knobs.max_num_seqs):
         return None
+    assert not kv.has_deferred, "blocks wait for a plan in flight, which names only what runs"
     growth = [0] * kv.block_size
     most = _phases(sequences, growth, len(pipeline))
     if most < 1:

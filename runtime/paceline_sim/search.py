@@ -162,7 +162,14 @@ def _noted(summary: Summary, progress: Callable[[], object]) -> Summary:
 
 
 def _label(setting: Mapping[str, Any]) -> str:
-    return " ".join(str(value) if name == "strategy" else f"{name}={value}" for name, value in setting.items())
+    return " ".join(_text(value) if name == "strategy" else f"{name}={_text(value)}" for name, value in setting.items())
+
+
+def _text(value: Any) -> str:
+    """Return a wire value as it is written on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _doubling(name: str, low: str, high: str) -> Iterator[int]:

@@ -150,3 +150,13 @@ def test_a_queue_that_lacks_memory_doesnt_stop_the_skipping():
     assert result.preemptions == 0
     assert max(o.queued for o in result.outcomes) > 0
     assert model.planned <= 40
+
+
+def test_patience_that_runs_out_during_a_stride_is_seen():
+    """An urgent prompt too large for the pool stands before an older one that would fit, and may after a minute."""
+    trace = Trace((TraceRequest(0.0, 40, 75), TraceRequest(0.5, 4, 5, priority=5), TraceRequest(0.5, 60, 60)))
+    knobs = Knobs(strategy=Strategy.ITERATION, max_num_seqs=LIMIT, max_num_seqs_limit=LIMIT, block_size=BLOCK)
+    plain, plain_steps = replay(trace, knobs, MODELS[0], 31, 1, skip=False)
+    quick, quick_steps = replay(trace, knobs, MODELS[0], 31, 1, skip=True)
+    assert 60 < plain.outcomes[1].queued < 62
+    assert (quick, quick_steps) == (plain, plain_steps)

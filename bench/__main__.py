@@ -1,0 +1,20 @@
+"""Runs the benchmarks that fit any machine; each writes its results under bench/results."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = ("bench.twin",)
+
+
+def main() -> int:
+    for name in BENCHMARKS:
+        code = importlib.import_module(name).main([])
+        if code:
+            return int(code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
