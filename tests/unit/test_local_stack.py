@@ -327,9 +327,9 @@ def test_what_cannot_run_says_why(stack, name, container, reason, said):
 
 
 def test_init_containers_run_first_and_a_pod_may_end(stack):
-    mounts = [{"name": "work", "mountPath": "/work"}]
-    init = {"name": "first", "command": ["sh", "-c", "echo prepared > /work/file"], "volumeMounts": mounts}
-    main = {"name": "main", "command": ["cat", "/work/file"], "volumeMounts": mounts}
+    mounts = [{"name": "work", "mountPath": "/scratch"}]
+    init = {"name": "first", "command": ["sh", "-c", "echo prepared > /scratch/file"], "volumeMounts": mounts}
+    main = {"name": "main", "command": ["cat", "/scratch/file"], "volumeMounts": mounts}
     spec = {
         "restartPolicy": "Never",
         "initContainers": [init],
