@@ -40,6 +40,7 @@ from paceline_runtime.settings import EngineSettings
 __all__ = ["EngineCannotStart", "EngineClient", "EngineListener", "EngineNotReady", "EngineState", "KnobsNotTaken"]
 
 MAX_DEATHS_WHILE_LOADING = 3  # then the process ends, so that the kubelet's back-off and the pod's status take over
+_REFUSALS_KEPT = 16
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
 
 
@@ -97,7 +98,7 @@ class EngineClient:
         self._live: dict[int, LiveSequence] = {}
         self._heard = time.monotonic()
         self._stalled = 0.0
-        self._refusal: KnobsRefused | None = None
+        self._refusals: dict[int, str] = {}
         self._applied = asyncio.Condition()
         self.state = EngineState.LOADING
         self.ready: EngineReady | None = None
@@ -142,7 +143,9 @@ class EngineClient:
     # -- knobs and health -------------------------------------------------------------------------------------------
 
     def set_knobs(self, change: KnobChange) -> None:
-        """Tell the engine; while there is none, the next one starts with these knobs."""
+        """Tell the engine what it doesn't run under yet; while there is none, the next one starts with these knobs."""
+        if change.revision <= self._knobs.applied_revision:
+            return  # nothing changed: no epoch of its own
         if self.state is EngineState.READY and self._link is not None:
             self._link.send(SetKnobs(change.revision, knobs_to_wire(change.knobs)))
 
@@ -150,11 +153,11 @@ class EngineClient:
         """Return when the engine has taken the knobs of `revision`, or after `seconds`. Raises `KnobsNotTaken`."""
         try:
             async with asyncio.timeout(seconds), self._applied:
-                await self._applied.wait_for(lambda: self._knobs.applied_revision >= revision)
+                await self._applied.wait_for(lambda: self._knobs.applied_revision >= revision or revision in self._refusals)
         except TimeoutError:
             return
-        if self._refusal is not None and self._refusal.revision == revision:
-            raise KnobsNotTaken(self._refusal.message)
+        if (message := self._refusals.pop(revision, None)) is not None:
+            raise KnobsNotTaken(message)
 
     def hung(self, timeout: float) -> bool:
         """True if one step takes longer than `timeout`, or the engine process has been silent for so long."""
@@ -245,7 +248,9 @@ class EngineClient:
 
     async def _refuse(self, refusal: KnobsRefused) -> None:
         log_event("knobs_refused", revision=refusal.revision, reason=refusal.message)
-        self._refusal = refusal
+        self._refusals[refusal.revision] = refusal.message
+        if len(self._refusals) > _REFUSALS_KEPT:  # nobody waited for the oldest
+            del self._refusals[min(self._refusals)]
         self._knobs.refused(refusal.revision)
         async with self._applied:
             self._applied.notify_all()

@@ -120,8 +120,12 @@ class EngineLoop:
         try:
             self.engine.add(_request(message, self._eos), message.params)
         except RequestRefused as error:
-            ended = SequenceEnded(message.seq_id, FinishReason.REFUSED, 0, time.monotonic())
-            self._refused.append(msgspec.structs.replace(ended, refusal=str(error), refusal_code=error.reason))
+            epoch = self.engine.epoch
+            ended = SequenceEnded(
+                message.seq_id, FinishReason.REFUSED, 0, time.monotonic(), epoch=epoch, end_epoch=epoch,
+                refusal=str(error), refusal_code=error.reason,
+            )  # fmt: skip
+            self._refused.append(ended)
 
     def _send(self, turn: Turn) -> None:
         ended = [*self._refused, *(_ended(e) for e in turn.ended)]

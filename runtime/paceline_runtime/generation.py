@@ -60,7 +60,7 @@ class Generation:
             if self._text.stopped_by_text:
                 self._client.stop(self._sequence, FinishReason.STOP)
             if self._text.finish_reason is None and self._sequence.ended is not None:
-                piece += self._text.finish(_normal_end(self._sequence.ended))
+                piece += self._text.finish(self._normal_end(self._sequence.ended))
             if piece:
                 yield piece
 
@@ -89,16 +89,18 @@ class Generation:
             self._client.stop(self._sequence, FinishReason.REFUSED)
             raise _deadline_passed() from None
 
-
-def _normal_end(ended: SequenceEnded) -> FinishReason:
-    """Return the reason of an end that the text didn't show, if it gives an answer; else raise what the client is told."""
-    if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
-        return ended.reason
-    if ended.reason is FinishReason.ABORT:
-        raise unavailable("the server is shutting down and ended the request", "shutting_down")
-    if ended.refusal:
-        raise invalid(ended.refusal, code=ended.refusal_code)
-    raise _deadline_passed()
+    def _normal_end(self, ended: SequenceEnded) -> FinishReason:
+        """Return the reason of an end that the text did not show, if it gives an answer; else raise the error."""
+        if ended.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            return ended.reason
+        if ended.reason is FinishReason.ABORT:
+            raise unavailable("the server is shutting down and ended the request", "shutting_down")
+        if ended.refusal:
+            raise invalid(ended.refusal, code=ended.refusal_code)
+        if self._sequence.submission.deadline is None:
+            text = f"the KV pool was made smaller, and the prompt's {self.prompt_tokens} tokens don't fit any more"
+            raise invalid(text, "prompt", "context_length_exceeded")
+        raise _deadline_passed()
 
 
 def _deadline_passed() -> ApiError:

@@ -30,6 +30,15 @@ class KnobChange:
     knobs: Knobs
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a revision stands for, and the changes that can be rolled back under it."""
+
+    desired: Knobs
+    target: Knobs
+    history: tuple[Knobs, ...] = ()
+
+
 class KnobStore:
     """Every change is validated whole, then gets a revision. A `KnobError` or `RevisionConflict` changes nothing."""
 
@@ -42,6 +51,8 @@ class KnobStore:
         self._desired = knobs  # somebody asked for it
         self._fencing = 0
         self._history: deque[Knobs] = deque(maxlen=HISTORY)
+        self._sound = _Asked(knobs, knobs)  # the last revision that the engine took
+        self._unanswered = {self.revision: self._sound}
 
     @property
     def target(self) -> Knobs:
@@ -70,16 +81,18 @@ class KnobStore:
     def applied(self, revision: int, epoch: int) -> None:
         """The engine runs under the knobs of `revision` from `epoch` on."""
         self.epoch, self.applied_revision = epoch, max(revision, self.applied_revision)
-        if revision == self.revision:
-            self._running = self._target
+        self._sound = self._unanswered.get(revision, self._sound)
+        self._running = self._sound.target
+        self._unanswered = {number: asked for number, asked in self._unanswered.items() if number > revision}
 
     def refused(self, revision: int) -> None:
-        """The engine can't run under the knobs of `revision`: what was asked for before counts again, as a new revision."""
-        if revision != self.revision or not self._history:
-            return
-        self._aim(self._history.pop())
+        """The engine can't run under the knobs of `revision`: what it runs under counts again, as a new revision."""
+        if revision != self.revision:
+            return  # a newer change is on its way: the answer to that one decides
+        self._history = deque(self._sound.history, HISTORY)
+        self._aim(self._sound.desired)
+        self._unanswered.clear()
         self.applied_revision = self.revision
-        self._running = self._target
 
     def document(self, instance: str) -> KnobsDocument:
         """Return values in force and, per knob, how far a change has come."""
@@ -106,6 +119,7 @@ class KnobStore:
         self.revision += 1
         self._desired = desired
         self._target = _reachable(desired, self._running)
+        self._unanswered[self.revision] = _Asked(desired, self._target, tuple(self._history))
 
     def _status(self, spec: KnobSpec) -> str:
         running, target, desired = (getattr(k, spec.attribute) for k in (self._running, self._target, self._desired))

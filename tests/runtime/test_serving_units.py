@@ -24,15 +24,16 @@ from paceline_runtime.api_errors import ApiError
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
 from paceline_runtime.engine import Engine
-from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady
+from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady, KnobsNotTaken
 from paceline_runtime.engine_link import EngineLink
 from paceline_runtime.generation import Generation
-from paceline_runtime.knob_store import KnobStore, NothingToRollBack
+from paceline_runtime.knob_store import KnobChange, KnobStore, NothingToRollBack
 from paceline_runtime.logs import log_event, set_up_logging
 from paceline_runtime.messages import (
     AddSequence,
     EngineFailed,
     EngineReady,
+    KnobsRefused,
     SequenceEnded,
     SetKnobs,
     StepOutput,
@@ -155,15 +156,16 @@ async def test_an_end_that_the_text_did_not_show() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "code"),
+    ("end", "deadline", "status", "code"),
     [
-        (ended(FinishReason.ABORT), 503, "shutting_down"),
-        (ended(FinishReason.REFUSED), 504, "deadline_exceeded"),
-        (ended(FinishReason.REFUSED, refusal="too big", refusal_code="kv_capacity"), 400, "kv_capacity"),
+        (ended(FinishReason.ABORT), None, 503, "shutting_down"),
+        (ended(FinishReason.REFUSED), 1e9, 504, "deadline_exceeded"),
+        (ended(FinishReason.REFUSED), None, 400, "context_length_exceeded"),  # the pool was made smaller
+        (ended(FinishReason.REFUSED, refusal="too big", refusal_code="kv_capacity"), None, 400, "kv_capacity"),
     ],
 )
-async def test_ends_that_are_errors(end: SequenceEnded, status: int, code: str) -> None:
-    _, sequence, gen = generation(max_tokens=3)
+async def test_ends_that_are_errors(end: SequenceEnded, deadline: float | None, status: int, code: str) -> None:
+    _, sequence, gen = generation(deadline, max_tokens=3)
     sequence.end(end)
     with pytest.raises(ApiError) as caught:
         await gen.whole()
@@ -228,6 +230,28 @@ def test_what_the_engine_refuses_is_taken_back() -> None:
     assert document.knobs["kvMemoryFraction"] == 0.9
     assert set(document.status.values()) == {"applied"}
     assert document.revision > change.revision
+
+
+def test_refusals_of_changes_in_a_row_lead_back_to_what_runs() -> None:
+    store = KnobStore(Knobs())
+    store.applied(store.patch(KnobsPatch({"maxNumSeqs": 4})).revision, epoch=1)
+    first = store.patch(KnobsPatch({"kvMemoryFraction": 0.001}))
+    second = store.patch(KnobsPatch({"maxNumSeqs": 8}))  # on top of the first, which the engine hasn't answered yet
+    store.refused(first.revision)
+    assert store.document("i").status["maxNumSeqs"] == "pending"
+    store.refused(second.revision)
+    document = store.document("i")
+    assert (document.knobs["maxNumSeqs"], document.knobs["kvMemoryFraction"]) == (4, 0.9)
+    assert set(document.status.values()) == {"applied"}
+    assert store.rollback().knobs.max_num_seqs == 256
+
+
+def test_a_rollback_that_is_refused_can_be_tried_again() -> None:
+    store = KnobStore(Knobs(kv_memory_fraction=0.001))
+    store.applied(store.patch(KnobsPatch({"kvMemoryFraction": 0.5})).revision, epoch=1)
+    store.refused(store.rollback().revision)
+    assert store.document("i").knobs["kvMemoryFraction"] == 0.5
+    assert store.rollback().knobs.kv_memory_fraction == 0.001
 
 
 def test_a_failed_change_leaves_no_trace() -> None:
@@ -549,6 +573,28 @@ async def test_an_engine_that_was_ready_is_started_again_without_end(supervised)
     assert listener.notes.count("engine_ready") == 7
     with pytest.raises(EngineNotReady):
         client.submit(Submission("r", [1], SamplingParams(), 0.0))
+
+
+async def test_each_change_hears_its_own_refusal_and_none_is_told_twice(supervised) -> None:
+    client, _, knobs = supervised
+    changes: list[KnobChange] = []
+
+    class Script(list):
+        def __iter__(self):
+            yield READY
+            for fraction in (0.001, 0.002):
+                changes.append(knobs.patch(KnobsPatch({"kvMemoryFraction": fraction})))
+                client.set_knobs(changes[-1])
+            yield from (KnobsRefused(change.revision, f"no to {change.revision}") for change in changes)
+            client.set_knobs(knobs.patch(KnobsPatch({"kvMemoryFraction": 0.9})))  # what runs already
+
+    FakeLink.scripts = [Script()]
+    with pytest.raises(EngineCannotStart):
+        await client.run()
+    for change in changes:
+        with pytest.raises(KnobsNotTaken, match=f"no to {change.revision}"):
+            await client.wait_applied(change.revision, 0.0)
+    assert [m.revision for m in FakeLink.sent if isinstance(m, SetKnobs)] == [2, 3]
 
 
 async def test_knobs_that_changed_while_loading_are_sent_when_it_is_ready(supervised) -> None:
