@@ -71,6 +71,32 @@ def test_events_expire_an_hour_after_they_were_last_seen(operations: Operations,
     assert not list(operations.store.select("events"))
 
 
+def test_one_bad_object_does_not_keep_the_collector_from_others(
+    operations: Operations, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations.create(target(operations, "events"), event("bad", NOW) | {"lastTimestamp": "yesterday"}, WRITER)
+    operations.create(target(operations, "events"), event("old", NOW - 3601), WRITER)
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "gone"}
+    for name in ("sick", "well"):
+        operations.create(target(operations, "configmaps"), config_map(name, ownerReferences=[owner]), WRITER)
+    collector, remove = Collector(operations), operations.remove
+
+    def refuse(key: Any, options: Any) -> None:
+        if key[2] == "sick":
+            raise RuntimeError("a bug")
+        remove(key, options)
+
+    monkeypatch.setattr(operations, "remove", refuse)
+    while collector.sweep():
+        pass
+    assert [key[2] for key, _ in operations.store.select("events")] == ["bad"]
+    assert [key[2] for key, _ in operations.store.select("configmaps")] == ["sick"]
+    assert collector.failures > 0
+    clock.now += 3601
+    collector.sweep()
+    assert not list(operations.store.select("events"))  # by the time of its creation
+
+
 def test_the_window_of_changes_is_bounded(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_WINDOW", 5)
     for number in range(10):
@@ -91,6 +117,40 @@ def test_the_journal_is_compacted_when_it_has_grown(tmp_path: Path, monkeypatch:
     assert path.stat().st_size < 25_000
     again = Store(Journal(tmp_path))
     assert again.revision == store.revision == 500
+    assert again.get(("configmaps", "default", "a")) == store.get(("configmaps", "default", "a"))
+
+
+def test_much_live_data_is_not_written_anew_with_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    journal = Journal(tmp_path)
+    store, compactions = Store(journal), 0
+    for number in range(20):
+        store.write(("configmaps", "default", f"m{number}"), config_map(f"m{number}", {"n": "x" * 500}))
+    compact = journal.compact
+
+    def counted(*arguments: Any) -> None:
+        nonlocal compactions
+        compactions += 1
+        compact(*arguments)
+
+    monkeypatch.setattr(journal, "compact", counted)
+    for number in range(100):
+        store.write(("configmaps", "default", "small"), config_map("small", {"n": str(number)}))
+    assert 1 <= compactions <= 5
+
+
+def test_a_compaction_that_fails_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_COMPACT_BYTES", 1000)
+    store = Store(Journal(tmp_path))
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module.os, "fsync", full)
+        for number in range(50):
+            store.write(("configmaps", "default", "a"), config_map("a", {"n": str(number)}))
+    again = Store(Journal(tmp_path))
     assert again.get(("configmaps", "default", "a")) == store.get(("configmaps", "default", "a"))
 
 

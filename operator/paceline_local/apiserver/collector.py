@@ -51,7 +51,7 @@ class Collector:
                 if not self.sweep():
                     await _relevant(inbox)
                 await asyncio.sleep(0)  # let requests in between two sweeps
-            except Exception:  # noqa: BLE001  # one bad object must not end collection for all
+            except Exception:  # noqa: BLE001  # collection goes on
                 self.failures += 1
                 _log.exception("garbage collection failed (%d times so far)", self.failures)
                 await asyncio.sleep(_RETRY_S)
@@ -65,15 +65,21 @@ class Collector:
         owners = {metadata(obj)["uid"]: key for key, obj in objects.items()}
         dependents = _dependents(objects)
         for key, obj in objects.items():
-            if self._store.get(key) is not obj:
-                continue  # changed by this sweep: the next one looks again
+            if self._store.get(key) is obj:  # else changed by this sweep: the next one looks again
+                self._look_at(key, obj, owners, dependents.get(metadata(obj)["uid"], []))
+        return self._store.revision != before
+
+    def _look_at(self, key: Key, obj: Json, owners: dict[str, Key], dependents: list[_Dependent]) -> None:
+        try:
             if "deletionTimestamp" in metadata(obj):
-                self._finish(key, obj, dependents.get(metadata(obj)["uid"], []))
+                self._finish(key, obj, dependents)
             elif metadata(obj).get("ownerReferences"):
                 self._check_owners(key, obj, owners)
             elif key[0] == "events" and self._expired(obj):
                 self._operations.drop(key)
-        return self._store.revision != before
+        except Exception:  # noqa: BLE001  # one bad object must not end collection for the others; the next sweep tries it again
+            self.failures += 1
+            _log.exception("collecting %s failed", "/".join(key))
 
     def _finish(self, key: Key, obj: Json, dependents: list[_Dependent]) -> None:
         """Take a dying object one step further."""
@@ -141,8 +147,12 @@ class Collector:
 
     def _expired(self, event: Json) -> bool:
         series = dig(event, ("series", "lastObservedTime"))
-        stamp = series or event.get("lastTimestamp") or event.get("eventTime") or metadata(event)["creationTimestamp"]
-        return self._operations.clock() - dt.datetime.fromisoformat(stamp).timestamp() > _EVENT_TTL_S
+        stamp = series or event.get("lastTimestamp") or event.get("eventTime")
+        try:
+            seen = dt.datetime.fromisoformat(stamp or metadata(event)["creationTimestamp"])
+        except (TypeError, ValueError):  # whatever a client wrote there
+            seen = dt.datetime.fromisoformat(metadata(event)["creationTimestamp"])
+        return self._operations.clock() - seen.timestamp() > _EVENT_TTL_S
 
 
 async def _relevant(inbox: Subscription) -> None:
@@ -151,8 +161,10 @@ async def _relevant(inbox: Subscription) -> None:
         async with asyncio.timeout(_PERIOD_S):
             while not inbox.overflowed:
                 change = await inbox.next()
-                meta = metadata(change.new or {})
-                if change.new is None or "deletionTimestamp" in meta or meta.get("ownerReferences"):
+                if change is None or change.new is None:
+                    return
+                meta = metadata(change.new)
+                if "deletionTimestamp" in meta or meta.get("ownerReferences"):
                     return
     except TimeoutError:
         return

@@ -20,6 +20,7 @@ __all__ = ["Journal", "Key"]
 Key = tuple[str, str, str]  # storage name, namespace ("" if cluster scoped), name
 
 _COMPACT_BYTES = 32 << 20  # a local fleet's live objects are < 1 MiB; leases and heartbeats write ~1 kB each
+_GROWTH = 2  # and never before the file has doubled: with much live data every write would compact otherwise
 
 
 class Journal:
@@ -29,6 +30,7 @@ class Journal:
         self._path = state / "journal.jsonl"
         self._fd = -1
         self._size = 0
+        self._limit = _COMPACT_BYTES
 
     def load(self) -> tuple[int, dict[Key, Json]]:
         """Return the last revision and the live objects, then compact the file and open it for writing."""
@@ -64,19 +66,28 @@ class Journal:
     @property
     def bloated(self) -> bool:
         """Tell whether the file should be compacted."""
-        return self._size > _COMPACT_BYTES
+        return self._size > self._limit
 
     def compact(self, revision: int, objects: Iterable[tuple[Key, Json]]) -> None:
         """Replace the file by one that holds only `objects`, atomically."""
         fresh = self._path.with_suffix(".new")
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-        size = _write(fd, _line({"rev": revision}))
-        for key, value in objects:
-            size += _write(fd, _line({"rev": revision, "key": key, "object": value}))
-        os.fsync(fd)
-        fresh.rename(self._path)
+        try:
+            size = _write(fd, _line({"rev": revision}))
+            for key, value in objects:
+                size += _write(fd, _line({"rev": revision, "key": key, "object": value}))
+            os.fsync(fd)
+            fresh.rename(self._path)
+        except OSError:
+            os.close(fd)
+            raise
         self.close()
         self._fd, self._size = fd, size
+        self._limit = max(_COMPACT_BYTES, _GROWTH * size)
+
+    def defer(self) -> None:
+        """Give a compaction that failed (disk full) another try only after more growth: the file is whole as it is."""
+        self._limit += _COMPACT_BYTES
 
     def close(self) -> None:
         """Close the file."""

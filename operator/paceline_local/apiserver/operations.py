@@ -149,6 +149,7 @@ class Operations:
         last = self.store.delete(key)
         if key[0] == CRD_STORAGE:
             self.registry.forget(key[2])
+            self.store.end_watches(key[2])
         return last
 
     def delete(self, target: Target, options: DeleteOptions) -> Reply:

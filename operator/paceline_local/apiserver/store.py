@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from paceline_local.apiserver.objects import Json, replaced
 
 __all__ = ["Change", "Store", "Subscription"]
 
+_log = logging.getLogger(__name__)
 _WINDOW = 4096  # changes kept for watches that resume; at ~5 kB an object that's 20 MB
 _BACKLOG = 4096  # changes that a slow watch may lag behind before it's cut off
 
@@ -33,7 +36,7 @@ class Subscription:
     def __init__(self, storage: str | None) -> None:
         self.storage = storage
         self.overflowed = False
-        self._changes: asyncio.Queue[Change] = asyncio.Queue(_BACKLOG)
+        self._changes: asyncio.Queue[Change | None] = asyncio.Queue(_BACKLOG)
 
     def offer(self, change: Change) -> None:
         """Take a change if it's of our storage; a full inbox is marked and takes no more."""
@@ -43,8 +46,13 @@ class Subscription:
             except asyncio.QueueFull:
                 self.overflowed = True
 
-    async def next(self) -> Change:
-        """Wait for the next change."""
+    def end(self) -> None:
+        """Let the watch end after what it has: its kind is served no more."""
+        with contextlib.suppress(asyncio.QueueFull):  # then it is cut off as it is
+            self._changes.put_nowait(None)
+
+    async def next(self) -> Change | None:
+        """Wait for the next change; None: there will be no more."""
         return await self._changes.get()
 
 
@@ -97,7 +105,15 @@ class Store:
             self._objects[key] = self._by_storage[key[0]][key] = new
         self._publish(Change(revision, key, old, new))
         if self._journal.bloated:
-            self._journal.compact(revision, self._objects.items())
+            self._compact()
+
+    def _compact(self) -> None:
+        """Compact the journal. The write that made it due is safe already, so a failure isn't its failure."""
+        try:
+            self._journal.compact(self.revision, self._objects.items())
+        except OSError as error:
+            _log.warning("the journal can't be compacted now: %s", error)
+            self._journal.defer()
 
     def _publish(self, change: Change) -> None:
         self._window.append(change)
@@ -117,6 +133,12 @@ class Store:
         subscription = Subscription(storage)
         self._subscriptions.add(subscription)
         return subscription
+
+    def end_watches(self, storage: str) -> None:
+        """End the watches of a storage whose kind has gone."""
+        for subscription in self._subscriptions:
+            if subscription.storage == storage:
+                subscription.end()
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """Forget an inbox."""

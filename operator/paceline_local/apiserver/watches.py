@@ -78,6 +78,8 @@ async def watch(store: Store, selection: Selection, query: Mapping[str, str], re
                 if bookmarks:
                     await send(_line("BOOKMARK", _bookmark(store, selection.resource)))
                 continue
+            if change is None:
+                return
             if inbox.overflowed:
                 raise expired(change.revision, store.revision)
             for event, obj in _events(change, selection):
