@@ -10,12 +10,14 @@ import re
 import sys
 
 import kopf
+from kopf._cogs.clients.errors import APIError, APISessionClosed  # kopf has no public names for what ends its watches
+from kopf._cogs.clients.watching import WatchingError
 
 from paceline_core.main import run_command
 from paceline_operator.admin_client import AdminClient
 from paceline_operator.cluster import Cluster, load_configuration
 from paceline_operator.controller import Controller
-from paceline_operator.errors import SettingsError
+from paceline_operator.errors import SettingsError, WatchEnded
 from paceline_operator.handlers import make_registry, make_settings
 from paceline_operator.metrics import Metrics, serve
 from paceline_operator.settings import Settings, load_settings, settings_help
@@ -25,6 +27,7 @@ __all__ = ["main"]
 _DESCRIPTION = "Turn InferenceServices into batching pods. Talks to the API server that KUBECONFIG or the pod names."
 _ATTEMPT = re.compile(r"Request attempt #(\d+) failed")  # how kopf begins it
 _TOLD_ATTEMPTS = 2
+_FATAL = (APIError, APISessionClosed, WatchingError)  # what kopf gives up on: forbidden, not found, errors for a minute
 _ATTEMPTS_A_MINUTE = 30  # with the 2 s of `handlers._BACKOFFS`
 
 
@@ -47,19 +50,36 @@ def _run() -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_tell_outages_rarely)
+        handler.addFilter(_tell_the_end_once)
     metrics = Metrics()
     cluster = Cluster(load_configuration(), metrics, threads=settings.workers)
     try:
         serve(metrics, settings)
     except OSError as error:
         raise SettingsError(f"PACELINE_METRICS_PORT={settings.metrics_port} can't be used: {error.strerror}") from error
-    asyncio.run(_operate(settings, cluster, metrics))
+    try:
+        asyncio.run(_operate(settings, cluster, metrics))
+    except _FATAL as error:
+        remedy = (
+            "see that the CRD is installed and that the rights of the chart's ClusterRole are granted, and start it again"
+        )
+        raise WatchEnded(f"a watch has ended for good: {_words(error)}: {remedy}") from error
+
+
+def _words(error: BaseException) -> str:
+    """Return what the API server said: kopf's errors begin with it, and go on with the whole answer."""
+    return str(getattr(error, "message", None) or error)
 
 
 def _tell_outages_rarely(record: logging.LogRecord) -> bool:
     """Pass a watch's first failed attempts, then one a minute: a server that is away for an hour is one piece of news."""
     attempt = _ATTEMPT.match(record.getMessage())
     return attempt is None or int(attempt[1]) <= _TOLD_ATTEMPTS or int(attempt[1]) % _ATTEMPTS_A_MINUTE == 0
+
+
+def _tell_the_end_once(record: logging.LogRecord) -> bool:
+    """Drop kopf's own tracebacks of what ends the process: it ends with one line about that."""
+    return not (record.exc_info and isinstance(record.exc_info[1], _FATAL))
 
 
 async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> None:

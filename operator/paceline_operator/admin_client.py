@@ -56,12 +56,22 @@ class AdminClient:
                 self._slots,
                 self._session.request(verb, url, json=body, headers=authorised, allow_redirects=False) as response,
             ):
-                text = await response.content.read(_MOST_BYTES)
+                text = await _whole(response.content)
         except TimeoutError:
             raise AdminError(0, f"{address}:{self._port} doesn't answer") from None
         except aiohttp.ClientError as error:
             raise AdminError(0, f"{address}:{self._port}: {error}") from None
         return _document(response.status, text, address)
+
+
+async def _whole(stream: aiohttp.StreamReader) -> bytes:
+    """Return the body, cut at the limit. One read returns what has arrived: a body of several segments takes more."""
+    text = b""
+    async for chunk in stream.iter_any():
+        text += chunk
+        if len(text) >= _MOST_BYTES:
+            break
+    return text[:_MOST_BYTES]
 
 
 def _document(status: int, text: bytes, address: str) -> KnobsDocument:

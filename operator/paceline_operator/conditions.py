@@ -29,13 +29,15 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """The Deployment in numbers. `current` says that its controller has seen our last change."""
+    """The Deployment in numbers. `current` says that its controller has seen our last change, `late` that it has given up
+    waiting for progress."""
 
     desired: int
     updated: int
     ready: int
     total: int
     current: bool
+    late: bool
 
     @property
     def complete(self) -> bool:
@@ -72,14 +74,20 @@ def _rollout(deployment: Mapping[str, Any] | None) -> _Rollout | None:
     status, desired = deployment.get("status") or {}, int(deployment["spec"].get("replicas", 1))
     updated, ready, total = (int(status.get(name) or 0) for name in ("updatedReplicas", "readyReplicas", "replicas"))
     current = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
-    return _Rollout(desired, updated, ready, total, current)
+    late = _deployment_condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded"
+    return _Rollout(desired, updated, ready, total, current, late)
+
+
+def _deployment_condition(deployment: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]:
+    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
+    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def _refused_pods(deployment: Mapping[str, Any] | None) -> Finding | None:
     """Return the finding that pods can't even be made: a quota, an admission policy, a missing service account."""
-    for condition in ((deployment or {}).get("status") or {}).get("conditions") or []:
-        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
-            return Finding(2, "PodsRefused", f"pods can't be made: {condition.get('message', '')}")
+    failure = _deployment_condition(deployment, "ReplicaFailure")
+    if failure.get("status") == "True":
+        return Finding(2, "PodsRefused", f"pods can't be made: {failure.get('message', '')}")
     return None
 
 
@@ -121,6 +129,8 @@ def _progressing(
     counts = f"{rollout.updated} of {rollout.desired} pods updated, {rollout.ready} ready"
     if finding and (finding.crash or finding.reason in _BLOCKING):
         return Condition("Progressing", "False", "Blocked", f"{counts}; {finding.reason}: {finding.message}")
+    if rollout.late:
+        return Condition("Progressing", "False", "DeadlineExceeded", f"{counts}, no progress within the rollout's deadline{_because(finding)}")
     return Condition("Progressing", "True", "RollingOut", f"{counts}{_because(finding)}")
 
 

@@ -14,7 +14,7 @@ from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.knob_sync import KnobState, KnobSync, PodKnobs, Target
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import KIND
-from paceline_operator.pods import instances
+from paceline_operator.pods import Instance, instances
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.settings import Settings
 from paceline_operator.store import Key, Store
@@ -44,6 +44,7 @@ class Controller:
         self._knob_queue: WorkQueue[Key] = WorkQueue()
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
+        self._asked: dict[Key, tuple[Target, list[Instance]]] = {}  # what the last look at a service's pods was about
         self._verify: set[Key] = set()
         self._gap = asyncio.Event()
         self._complaint = ""
@@ -89,9 +90,10 @@ class Controller:
                     queue.succeed(key)
                 else:
                     queue.retry(key)
-            except ApiUnavailable as error:
+            except (ApiUnavailable, ApiRefused) as error:  # refused: the status; a child's refusal is told in it
                 logger.warning("%s/%s: %s; tried again in %.1f s", *key, error, queue.retry(key))
-                self._metrics.reconciles.labels("unavailable").inc()
+                outcome = "refused" if isinstance(error, ApiRefused) else "unavailable"
+                self._metrics.reconciles.labels(outcome).inc()
             except Exception:  # a bug with one service must not stop the others
                 logger.exception("%s/%s: the pass failed", *key)
                 self._metrics.reconciles.labels("error").inc()
@@ -107,12 +109,20 @@ class Controller:
             result = await self._reconciler.reconcile(key, self._knobs.get(key, {}))
         self._metrics.reconciles.labels("refused" if result.retry else "done").inc()
         if self._store.service(key) is None:
-            for known in (self._targets, self._knobs):
+            for known in (self._targets, self._knobs, self._asked):
                 known.pop(key, None)
         elif result.target is not None:
             self._targets[key] = result.target
-            self._knob_queue.add(key)
+            self._look_at_pods(key, result.target)
         return not result.retry
+
+    def _look_at_pods(self, key: Key, target: Target) -> None:
+        """Queue the pods' knobs if what they shall have or who they are has changed. Otherwise their own retries bring them
+        back: a pod that refuses in other words each time must not be asked again because its words changed the status."""
+        about = (target, instances(self._store.all(key, "Pod")))
+        if self._asked.get(key) != about:
+            self._asked[key] = about
+            self._knob_queue.add(key)
 
     async def _sync_knobs(self, key: Key) -> bool:
         """Bring the pods' knobs up to date; return False if a pod has to be asked again after a growing delay."""
@@ -157,6 +167,7 @@ class Controller:
         return True
 
     async def _relist_kind(self, kind: str, namespace: str | None) -> None:
+        self._store.begin_list()
         listing = self._cluster.services(namespace) if kind == KIND else self._cluster.children(kind, namespace)
         for key in self._store.replace(kind, await listing, namespace):
             self._queue.add(key)

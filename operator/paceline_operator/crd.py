@@ -59,7 +59,7 @@ def status_schema() -> Schema:
         {
             "revision": _count("Revision of its knobs."),
             "epoch": _count("Knob changes that its steps ran under."),
-            "state": _text("Synced, Pending, NeedsRestart or Unreachable."),
+            "state": _text("Synced, Pending, NeedsRestart, Refused or Unreachable."),
         },
     )
     return _object(

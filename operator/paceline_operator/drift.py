@@ -8,10 +8,10 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from paceline_operator.names import APPLIED
+from paceline_operator.names import APPLIED, KIND
 from paceline_operator.overlay import list_key
 
-__all__ = ["drift", "is_owned_by", "project"]
+__all__ = ["drift", "is_left_over", "is_owned_by", "project"]
 
 _QUANTITIES = {"limits", "requests"}
 
@@ -32,6 +32,13 @@ def is_owned_by(live: Mapping[str, Any], uid: str) -> bool:
     """Return whether the object of `uid` is the live object's controller."""
     references = live.get("metadata", {}).get("ownerReferences") or []
     return any(reference.get("controller") and reference.get("uid") == uid for reference in references)
+
+
+def is_left_over(live: Mapping[str, Any], name: str, uid: str) -> bool:
+    """Return whether the live object's controller is an earlier InferenceService of this name, so that it is going."""
+    references = live.get("metadata", {}).get("ownerReferences") or []
+    controllers = [reference for reference in references if reference.get("controller")]
+    return any((r.get("kind"), r.get("name")) == (KIND, name) and r.get("uid") != uid for r in controllers)
 
 
 def project(desired: Any, live: Any, name: str = "") -> Any:

@@ -5,6 +5,7 @@ PacelineError
 ├── SpecError          an InferenceService that can't be rendered (carries every problem)
 ├── SettingsError      an environment that the operator can't start with
 ├── ForeignObject      a child of our name belongs to somebody else; we never take it
+├── WatchEnded         the API server ends a watch for good: the process ends and is started again
 ├── ApiRefused         the API server refuses what we send (invalid, forbidden, quota): retrying alone won't help
 ├── ApiUnavailable     the API server can't be reached or asks to come back later: retried
 └── AdminError         a pod's admin port didn't do what was asked
@@ -26,6 +27,7 @@ __all__ = [
     "Problem",
     "SettingsError",
     "SpecError",
+    "WatchEnded",
 ]
 
 _SHOWN = 60  # characters of a bad value that a message quotes
@@ -60,7 +62,16 @@ class SettingsError(PacelineError):
 
 
 class ForeignObject(PacelineError):
-    """An object of a child's name exists and isn't ours."""
+    """An object of a child's name exists and isn't ours. `reason` is the condition's: a name that is taken, or one that the
+    cluster is about to free."""
+
+    def __init__(self, message: str, *, reason: str = "NameTaken") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class WatchEnded(PacelineError):
+    """What is watched isn't served any more, or not to us."""
 
 
 class ApiRefused(PacelineError):

@@ -14,8 +14,10 @@ __all__ = ["Decision", "decisions", "event_of"]
 _TOLD = ("SpecValid", "Ready", "Progressing", "KnobsSynced")
 # on the way to the good state: no news
 _QUIET = {
-    "Creating", "InvalidSpec", "Loading", "NeedsRestart", "NoPods", "Pending", "ScaledToZero", "Starting", "Synced", "Valid",
+    "Creating", "InvalidSpec", "Loading", "NeedsRestart", "NoPods", "Pending", "Replacing", "ScaledToZero", "Starting",
+    "Synced", "Valid",
 }  # fmt: skip
+_STUCK = ("Blocked", "DeadlineExceeded")
 _BAD_WHEN_FALSE = {"SpecValid", "Ready", "KnobsSynced"}
 _LONGEST = 1000  # the API server refuses messages above 1024 characters
 
@@ -61,18 +63,21 @@ def _turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Decision]
         same = same and (kind != "SpecValid" or known.get("message") == condition["message"])
         if kind not in _TOLD or same or reason in _QUIET or _is_told_by_ready(kind, reason):
             continue
-        bad = (condition["status"] == "False" and kind in _BAD_WHEN_FALSE) or reason == "Blocked"
+        bad = (condition["status"] == "False" and kind in _BAD_WHEN_FALSE) or reason in _STUCK
         yield Decision(_event_reason(kind, reason), condition["message"], bad)
 
 
 def _is_told_by_ready(kind: str, reason: str) -> bool:
     """A failure to apply stands in Ready and Progressing; a rollout that ends stands in Ready."""
-    return kind == "Progressing" and reason not in ("RollingOut", "Complete", "Blocked")
+    return kind == "Progressing" and reason not in ("RollingOut", "Complete", *_STUCK)
 
 
 def _event_reason(kind: str, reason: str) -> str:
-    names = {"Invalid": "InvalidSpec", "PodsReady": "Ready", "Complete": "RolloutComplete", "Blocked": "RolloutBlocked"}
-    return f"Knobs{reason}" if kind == "KnobsSynced" else names.get(reason, reason)
+    if kind == "KnobsSynced":
+        return f"Knobs{reason}"
+    if reason in ("Complete", *_STUCK):
+        return f"Rollout{reason}"
+    return {"Invalid": "InvalidSpec", "PodsReady": "Ready"}.get(reason, reason)
 
 
 def event_of(body: Mapping[str, Any], decision: Decision, now: str) -> dict[str, Any]:

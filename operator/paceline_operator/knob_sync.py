@@ -134,7 +134,9 @@ def _outcome(target: Target, pod: Instance, document: KnobsDocument) -> PodKnobs
         return PodKnobs(KnobState.PENDING, message, document.revision, document.epoch, again=_SOON)
     verified = (target.digest, pod.process)
     if restart:
-        message = f"needs a new process for {', '.join(restart)}"
+        # a pod of an older template goes with the rollout; one of this template read older files, so nothing else ends it
+        remedy = "" if pod.restart_hash != target.restart_hash else ": delete the pod, a new one has them"
+        message = f"needs a new process for {', '.join(restart)}{remedy}"
         return PodKnobs(KnobState.NEEDS_RESTART, message, document.revision, document.epoch, verified)
     if any(state == "pending" for state in document.status.values()):
         return PodKnobs(KnobState.PENDING, "applies at a step boundary", document.revision, document.epoch, again=_SOON)

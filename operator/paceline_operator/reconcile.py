@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline_core.knobs import knobs_to_wire
 from paceline_operator.cluster import Cluster
-from paceline_operator.drift import drift, is_owned_by, project
+from paceline_operator.drift import drift, is_left_over, is_owned_by, project
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject, SpecError
 from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import PodKnobs, Target
@@ -87,7 +87,7 @@ class Reconciler:
             for child, found in zip(children, live, strict=True):
                 await self._ensure(key, child, found)
         except ForeignObject as error:
-            return "NameTaken", str(error)
+            return error.reason, str(error)
         except ApiRefused as error:
             return "Forbidden" if error.status == 403 else "Rejected", str(error)
         return None
@@ -102,8 +102,7 @@ class Reconciler:
             if live is not None:
                 self.store.put(kind, live)
         if live is not None and not is_owned_by(live, service.uid):
-            remedy = "delete or rename it, or rename the InferenceService"
-            raise ForeignObject(f"a {kind} called {name} exists and isn't this service's: {remedy}")
+            raise _foreign(live, service)
         if live is not None and "deletionTimestamp" in live["metadata"]:
             raise ApiUnavailable(f"{kind} {name} is being deleted")
         return live
@@ -188,8 +187,17 @@ class Reconciler:
     async def _record(self, event: Manifest) -> None:
         try:
             await self.cluster.create_event(event)
-        except ApiRefused as error:
-            logger.warning("an event couldn't be recorded: %s", error)  # a namespace that is going takes none
+        except (ApiRefused, ApiUnavailable) as error:  # a namespace that is going takes none
+            logger.warning("an event couldn't be recorded: %s", error)
+
+
+def _foreign(live: Manifest, service: InferenceService) -> ForeignObject:
+    what = f"{live['kind']} called {live['metadata']['name']}"
+    if is_left_over(live, service.name, service.uid):
+        text = f"waits until the {what} has been deleted together with the earlier {KIND} that it belongs to"
+        return ForeignObject(text, reason="Replacing")
+    remedy = "delete or rename it, or rename the InferenceService"
+    return ForeignObject(f"a {what} exists and isn't this service's: {remedy}")
 
 
 def now() -> str:

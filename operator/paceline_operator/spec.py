@@ -29,7 +29,7 @@ _TUNABLE = ("maxNumSeqs", "maxNumBatchedTokens", "maxQueueDelay", "longPrefillTh
 _COST_TEXT = {
     CostClass.STEP: "applies to running pods",
     CostClass.PAUSE: "applies to running pods after a short pause",
-    CostClass.RESTART: "rolls the pods",
+    CostClass.RESTART: "rolls pods",
 }
 _TOP_LEVEL = ["apiVersion", "kind", "metadata", "spec", "status"]
 
@@ -38,12 +38,7 @@ def _knob_item(name: str) -> Item:
     spec = knob(name)
     default = spec.to_wire(spec.default)
     text = "" if default is None else f" Default {str(default).lower() if isinstance(default, bool) else default}."
-    cost = {
-        "step": "applies to running pods",
-        "pause": "applies to running pods after a short pause",
-        "restart": "rolls pods",
-    }
-    return Item(KnobKind(spec), f"{spec.description}{text} A change {cost[spec.cost.value]}.")
+    return Item(KnobKind(spec), f"{spec.description}{text} A change {_COST_TEXT[spec.cost]}.")
 
 
 BATCHING = table(

@@ -27,10 +27,12 @@ def key_of(kind: str, item: Mapping[str, Any]) -> Key | None:
 
 
 class Store:
-    """Objects by service. An older version of an object never replaces a newer one."""
+    """Objects by service. An older version of an object never replaces a newer one, and a list never what a watch has told
+    since the list was asked for."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
+        self._told: set[tuple[str, Key, str]] | None = None  # what changed while a list is under way
 
     def __iter__(self) -> Iterator[Key]:
         return iter(list(self._objects))
@@ -40,6 +42,7 @@ class Store:
         key = key_of(kind, item)
         if key is None:
             return None
+        self._note(kind, key, item)
         objects = self._objects.setdefault(key, {})
         known = objects.get((kind, item["metadata"]["name"]))
         if known is None or not _is_older(item, known):
@@ -50,7 +53,10 @@ class Store:
     def remove(self, kind: str, item: Mapping[str, Any]) -> Key | None:
         """Forget a deleted object; return the service it belonged to."""
         key = key_of(kind, item)
-        if key is None or key not in self._objects:
+        if key is None:
+            return None
+        self._note(kind, key, item)
+        if key not in self._objects:
             return key
         name = item["metadata"]["name"]
         known = self._objects[key].get((kind, name))
@@ -60,13 +66,23 @@ class Store:
                 del self._objects[key]
         return key
 
+    def _note(self, kind: str, key: Key, item: Mapping[str, Any]) -> None:
+        if self._told is not None:
+            self._told.add((kind, key, item["metadata"]["name"]))
+
+    def begin_list(self) -> None:
+        """Note that a list is asked for now: until `replace`, whatever a watch tells is newer than it. One at a time."""
+        self._told = set()
+
     def replace(self, kind: str, items: Iterable[Mapping[str, Any]], namespace: str | None) -> set[Key]:
         """Make the objects of one kind (None: of all namespaces) those of a fresh list; return which services differed."""
-        fresh = {(key, item["metadata"]["name"]): item for item in items if (key := key_of(kind, item))}
+        told, self._told = self._told or set(), None
+        listed = {(key, item["metadata"]["name"]): item for item in items if (key := key_of(kind, item))}
+        fresh = {found: item for found, item in listed.items() if (kind, *found) not in told}
         changed = set()
         for key in self:
             for known in self.all(key, kind) if namespace in (None, key.namespace) else []:
-                if (key, known["metadata"]["name"]) not in fresh:
+                if (key, known["metadata"]["name"]) not in fresh and (kind, key, known["metadata"]["name"]) not in told:
                     self.remove(kind, known)
                     changed.add(key)
         for (key, name), item in fresh.items():

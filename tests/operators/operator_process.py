@@ -174,6 +174,10 @@ class Operator:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(30)
 
+    def wait(self):
+        """Return the exit code once it has ended by itself."""
+        return self._process.wait(30)
+
     @property
     def running(self):
         return self._process.poll() is None

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from kubernetes import client
 from operator_kit import KEY
-from operator_process import CHILDREN, Api, Operator, Proxy, eventually
+from operator_process import CHILDREN, GROUP, PLURAL, Api, Operator, Proxy, eventually
 
 from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
@@ -576,3 +576,23 @@ def test_names_at_the_limit_work(api, operator):
 def test_sigterm_ends_it_cleanly(api, operator):
     assert operator.stop() == 0
     operator.start()
+
+
+def test_a_watch_that_ends_for_good_ends_the_operator_with_one_line(tmp_path):
+    """The CRD goes while the operator runs: whoever started it starts it again, and it waits for the CRD then."""
+    log = tmp_path / "operator.log"
+    with embedded_server(tmp_path / "api") as server:
+        alone = Api(server.kubeconfig)
+        alone.prepare()
+        operator = Operator(alone, log)
+        try:
+            eventually(operator.ready, "the operator has started")
+            alone.service("chat")
+            alone.complete("chat")
+            alone.call("DELETE", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
+            assert operator.wait() == 2
+        finally:
+            operator.kill()
+    *_, last = log.read_text().splitlines()
+    assert last.startswith("error: a watch has ended for good: ")
+    assert "Traceback" not in log.read_text()

@@ -1,11 +1,12 @@
 """The loop around the passes: it goes on whatever a pass does, and pods' knobs follow their service."""
 
 import asyncio
+import itertools
 import logging
 
 import pytest
 from operator_fakes import FakeCluster
-from operator_kit import MINIMAL, body, settings
+from operator_kit import MINIMAL, body, service, settings
 from operator_pods import running
 
 from paceline_core.knobs import Knobs, knobs_to_wire
@@ -13,8 +14,10 @@ from paceline_core.wire import KnobsDocument
 from paceline_operator import __main__ as command
 from paceline_operator import workqueue
 from paceline_operator.controller import Controller
-from paceline_operator.errors import ApiUnavailable
+from paceline_operator.errors import AdminError, ApiRefused, ApiUnavailable
 from paceline_operator.metrics import Metrics
+from paceline_operator.names import RESTART_HASH
+from paceline_operator.pod import restart_hash
 
 
 class Admin:
@@ -99,6 +102,37 @@ async def test_knobs_follow_the_spec_and_stay(loop):
     await eventually(lambda: cluster.status("chat").get("pods", {}).get("chat-1", {}).get("state") == "Synced")
     admin.knobs_now = Knobs()  # somebody else
     await eventually(lambda: admin.knobs_now.max_num_seqs == 8)
+
+
+async def test_a_pod_that_refuses_in_other_words_each_time_is_not_asked_in_a_loop(loop, monkeypatch):
+    monkeypatch.setattr(workqueue, "_FIRST_RETRY", 30.0)
+    controller, cluster, admin, _ = loop
+    refusals = itertools.count()
+
+    async def refuse(address, token, knobs, revision):
+        raise AdminError(422, f"{next(refusals)} bytes are free")
+
+    admin.patch_knobs = refuse
+    await controller.start()
+    create(controller, cluster, body(MINIMAL | {"batching": {"maxNumSeqs": 8}}))
+    create(controller, cluster, running(annotations={RESTART_HASH: restart_hash(service(MINIMAL))}))
+    await eventually(lambda: cluster.status("chat").get("pods", {}).get("chat-1", {}).get("state") == "Refused")
+    await asyncio.sleep(0.3)
+    assert next(refusals) <= 10  # about every 50 ms, which is this test's resync
+
+
+async def test_a_status_that_the_server_refuses_is_told_in_one_line(loop, caplog):
+    controller, cluster, _, metrics = loop
+
+    async def refuse(namespace, name, patch):
+        raise ApiRefused(403, "status is forbidden")
+
+    cluster.patch_status = refuse
+    await controller.start()
+    create(controller, cluster, body())
+    await eventually(lambda: metrics.reconciles.labels("refused")._value.get() >= 2)  # and it is tried again
+    assert "status is forbidden" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_listing_by_the_watch_is_taken_as_a_gap(loop, monkeypatch):

@@ -1,6 +1,7 @@
 """Live knobs against a fake admin server: what differs is patched, what failed is told, what is settled is left alone."""
 
 import asyncio
+import json
 
 import pytest
 from aiohttp import web
@@ -38,7 +39,8 @@ class FakeAdmin:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"error": {"message": "the admin API needs a token"}}, status=401)
         if self.fault:
-            return self.fault(request)
+            answer = self.fault(request)
+            return await answer if asyncio.iscoroutine(answer) else answer
         if request.method == "PATCH":
             if request.headers["If-Match"] != f'"{self.revision}"':
                 return web.json_response({"error": {"message": "stale"}}, status=409)
@@ -134,7 +136,9 @@ async def test_restart_knobs_are_not_patched(sync, admin):
     state = await run(sync, target(blockSize=32, maxNumSeqsLimit=512))
     assert state.state is KnobState.NEEDS_RESTART
     assert "blockSize" in state.message and "maxNumSeqsLimit" in state.message
+    assert "delete the pod" in state.message  # it is of this template, so no rollout ends it
     assert admin.calls == ["GET"]
+    assert "delete" not in (await run(sync, target(blockSize=32), instance(restart_hash="older"))).message
 
 
 async def test_a_pod_of_an_older_template_that_refuses_goes_with_the_rollout(sync, admin):
@@ -181,6 +185,20 @@ async def test_an_answer_that_is_no_document_is_an_error(sync, admin, text):
     admin.fault = lambda request: web.Response(text=text, content_type="application/json")
     state = await run(sync, target())
     assert state.state is KnobState.UNREACHABLE
+
+
+async def test_an_answer_in_several_segments_is_read_whole(sync, admin):
+    async def slowly(request):
+        text = json.dumps(to_json(admin.document())).encode()
+        response = web.StreamResponse(headers={"Content-Length": str(len(text))})
+        await response.prepare(request)
+        for part in (text[:40], text[40:]):
+            await response.write(part)
+            await asyncio.sleep(0.05)
+        return response
+
+    admin.fault = slowly
+    assert (await run(sync, target())).state is KnobState.SYNCED
 
 
 async def test_a_redirect_is_not_followed(sync, admin):

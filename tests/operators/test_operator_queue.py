@@ -120,3 +120,17 @@ def test_a_list_mends_what_the_watch_missed():
     assert store.service(KEY) is not None
     assert store.replace("InferenceService", [], "team-a") == {KEY}
     assert store.service(KEY) is None
+
+
+def test_a_list_does_not_undo_what_a_watch_told_while_it_was_under_way():
+    store = Store()
+    for name in ("old", "going"):
+        store.put("Pod", versioned(1, name=name))
+    store.begin_list()
+    store.put("Pod", versioned(7, name="made-meanwhile"))
+    store.remove("Pod", versioned(8, name="going"))
+    store.replace("Pod", [versioned(1, name="old"), versioned(1, name="going")], None)
+    assert [p["metadata"]["name"] for p in store.all(KEY, "Pod")] == ["made-meanwhile", "old"]
+    store.begin_list()
+    store.replace("Pod", [versioned(1, name="old")], None)  # the next one counts
+    assert [p["metadata"]["name"] for p in store.all(KEY, "Pod")] == ["old"]

@@ -156,6 +156,19 @@ async def test_a_foreign_deployment_does_not_count_as_ours(world):
     assert world.store.service(KEY)["status"]["readyReplicas"] == 0
 
 
+async def test_what_an_earlier_service_of_the_name_left_is_waited_for(world):
+    owner = {"kind": "InferenceService", "name": "chat", "uid": "earlier", "controller": True}
+    world.cluster.add(foreign("Deployment", labels={SERVICE_LABEL: "chat"}, ownerReferences=[owner]))
+    result = await world.run()
+    assert result.retry
+    assert [call for call in world.cluster.writes() if call[0] == "apply"] == []
+    assert world.condition("Ready")["reason"] == "Replacing"
+    assert world.cluster.events == []  # no news: it takes a moment
+    del world.cluster.objects["Deployment", "chat"]
+    world.store.remove("Deployment", world.store.get(KEY, "Deployment", "chat"))
+    assert not (await world.run()).retry
+
+
 async def test_a_foreign_secret_is_found_by_its_type(world):
     world.cluster.refuse["Secret"] = ApiRefused(422, "type: field is immutable")
     result = await world.run()
@@ -256,9 +269,10 @@ async def test_the_status_follows_pods(world):
     assert world.cluster.calls == [("status", "chat")]
 
 
-async def test_a_lost_event_does_not_fail_the_pass(world):
+@pytest.mark.parametrize("error", [ApiRefused(403, "namespace is being terminated"), ApiUnavailable("overloaded")])
+async def test_a_lost_event_does_not_fail_the_pass(world, error):
     async def refuse(event):
-        raise ApiRefused(403, "namespace is being terminated")
+        raise error
 
     world.cluster.create_event = refuse
     await world.run()

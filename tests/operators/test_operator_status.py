@@ -216,6 +216,17 @@ def test_pods_that_the_server_refuses_to_make_are_told():
     assert says(found, "Progressing") == ("False", "Blocked")
 
 
+def test_a_rollout_that_makes_no_progress_is_told():
+    stuck = deployment(replicas=2, ready=1, updated=1, total=2)
+    first = status(deployment=stuck, pods=[running("old"), pod(name="new", state={"running": {}})])
+    assert says(first, "Progressing") == ("True", "RollingOut")
+    reason = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    stuck["status"]["conditions"] = [reason]
+    late = status(old=first, deployment=stuck, pods=[running("old"), pod(name="new", state={"running": {}})])
+    assert says(late, "Progressing") == ("False", "DeadlineExceeded")
+    assert ("RolloutDeadlineExceeded", True) in events(first, late)
+
+
 def test_only_running_containers_can_be_asked():
     found = instances([running("a"), waiting("CrashLoopBackOff"), running("gone", deletionTimestamp=NOW), pod(node=None)])
     assert [instance.name for instance in found] == ["a"]
