@@ -83,6 +83,20 @@ class BlockPool:
         self._refs[block] = 1
         return block
 
+    def take(self, count: int) -> list[int]:
+        """Take several blocks, in the order in which `allocate` would give them."""
+        if count > self.num_free:
+            return [self.allocate() for _ in range(count)]
+        following, refs, taken = self._next, self._refs, []
+        block = following[self._free]
+        for _ in range(count):
+            refs[block] = 1
+            taken.append(block)
+            block = following[block]
+        following[self._free], self._prev[block] = block, self._free
+        self.num_free -= count
+        return taken
+
     def find(self, hashes: Sequence[int], limit: int) -> list[int]:
         """Return the blocks of the longest cached prefix of `hashes`, at most `limit`, without taking them."""
         found: list[int] = []
@@ -114,12 +128,18 @@ class BlockPool:
 
     def release(self, table: Sequence[int]) -> None:
         """Drop one holder of each block of a table, tail first, so that the tails of prefixes are evicted first."""
+        held, hashes = self._refs, self._hashes
         for block in reversed(table):
-            refs = self._refs[block] - 1
+            refs = held[block] - 1
             assert refs >= 0, f"block {block} is freed twice"
-            self._refs[block] = refs
+            held[block] = refs
             if refs == 0:
-                self._park(block)
+                if hashes[block] is None:
+                    self._append(self._free, block)
+                    self.num_free += 1
+                else:
+                    self._append(self._cached, block)
+                    self.num_cached += 1
 
     def forget_all(self) -> None:
         """Empty the prefix cache. Held blocks stay held but are no longer found."""
@@ -145,14 +165,6 @@ class BlockPool:
         assert all(self._hashes[block] == value for value, block in self._by_hash.items()), "the hash map is stale"
         assert all(self._hashes[block] is None for block in free), "a free block has a hash"
         assert all(self._hashes[block] is not None for block in cached), "a cached block can't be found"
-
-    def _park(self, block: int) -> None:
-        if self._hashes[block] is None:
-            self._append(self._free, block)
-            self.num_free += 1
-        else:
-            self._append(self._cached, block)
-            self.num_cached += 1
 
     def _forget(self, block: int) -> None:
         value = self._hashes[block]

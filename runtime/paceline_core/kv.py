@@ -52,7 +52,7 @@ class KvCache:
         if not self._has_room(shared, total, growth, alone=alone):
             return False
         self.pool.share(shared)
-        seq.block_table = [*shared, *(self.pool.allocate() for _ in range(total - len(shared)))]
+        seq.block_table = [*shared, *self.pool.take(total - len(shared))]
         seq.capacity = total * self.block_size
         seq.computed = len(shared) * self.block_size
         seq.growth = growth
@@ -70,8 +70,8 @@ class KvCache:
         missing = self.blocks_for(positions) - len(seq.block_table)
         if missing > self.pool.num_available:
             return False
-        for _ in range(missing):
-            seq.block_table.append(self.pool.allocate())
+        if missing > 0:
+            seq.block_table += self.pool.take(missing)
         foreseen = min(missing, seq.growth)
         seq.growth -= foreseen
         self.growth -= foreseen

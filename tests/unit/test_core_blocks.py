@@ -138,3 +138,21 @@ def test_blocks_are_conserved_under_any_use(size, moves):
         pool.release(held)
     pool.check([])
     assert pool.num_used == 0
+
+
+@given(sizes=st.lists(st.integers(0, 7), max_size=8), cached=st.integers(0, 6))
+def test_taking_several_blocks_equals_taking_them_one_by_one(sizes: list[int], cached: int) -> None:
+    one, many = BlockPool(12), BlockPool(12)
+    for pool in (one, many):
+        pool.release(table(pool, list(range(100, 100 + cached))))
+    tables: list[list[int]] = []
+    for size in sizes:
+        if size > many.num_available:
+            released = tables.pop(0)
+            one.release(released)
+            many.release(released)
+        if size <= many.num_available:
+            tables.append(many.take(size))
+            assert tables[-1] == [one.allocate() for _ in range(size)]
+        many.check(tables)
+        assert (many.num_free, many.num_cached) == (one.num_free, one.num_cached)
