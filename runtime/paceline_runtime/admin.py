@@ -109,7 +109,10 @@ async def _json(request: Request, default: Any = None) -> Any:
     if not raw and default is not None:
         return default
     try:
-        return json.loads(raw)
+        body = json.loads(raw)
+        # Python also reads NaN, 1e999 and half a surrogate pair, which no answer could repeat
+        json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
+        return body
     except (ValueError, RecursionError) as error:
         raise invalid(f"the body isn't valid JSON: {error}", code="invalid_json") from None
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from paceline_core.errors import PacelineError
+from paceline_runtime.api_schema import ALTERNATIVES
 from paceline_runtime.engine_client import EngineNotReady
 from paceline_runtime.logs import log_event
 from paceline_runtime.model_errors import ChatTemplateError, SamplingParamsError
@@ -82,10 +83,24 @@ def install_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
+def _place(loc: tuple[str | int, ...]) -> tuple[str | None, str | None]:
+    """Return the dotted name of what is wrong, and what it may be if that is one of several types."""
+    for depth, part in enumerate(loc[:-1], start=1):
+        if part in ALTERNATIVES:  # the rest of the place names a type that was tried, not a field
+            return ".".join(str(p) for p in loc[:depth]), ALTERNATIVES[str(part)]
+    return ".".join(str(p) for p in loc) or None, None
+
+
 def _explain(error: ValidationError) -> ApiError:
     """Name the first field that is wrong. The value isn't repeated: it may be a prompt."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or None
+    first = error.errors(include_url=False, include_input=False)[0]
+    where, expected = _place(first["loc"])
+    if expected:
+        return invalid(f"Invalid value for {where!r}: expected {expected}", where)
+    if first["type"] == "refused_parameter":
+        return invalid(first["msg"], first["ctx"]["param"], "unsupported_value")
+    if first["type"] == "model_type" and where is None:
+        return invalid("the body must be a JSON object")
     if first["type"] == "json_invalid":
         return invalid(f"the body isn't valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
     if first["type"] == "extra_forbidden":

@@ -6,10 +6,18 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-__all__ = ["ApiRequest", "ChatMessage", "ChatRequest", "CompletionRequest", "StreamOptions"]
+__all__ = ["ALTERNATIVES", "ApiRequest", "ChatMessage", "ChatRequest", "CompletionRequest", "StreamOptions"]
 
 MAX_BATCH = 256  # prompts in one request
+
+# fields that take values of several types, in words: pydantic would complain about the first type only
+ALTERNATIVES = {
+    "prompt": f"a text, token ids, or a list of 1 to {MAX_BATCH} of either",
+    "stop": "a text or a list of texts",
+    "content": 'a text or a list of {"type": "text", "text": …}',
+}
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
 
@@ -77,13 +85,13 @@ class ApiRequest(BaseModel):
             return data
         for name, neutral in _NEUTRAL.items():
             if name in data and not any(_same(data[name], value) for value in neutral):
-                raise ValueError(f"this server doesn't support {name!r} (other than {_words(neutral)}) yet")
+                raise _refused(name, f"this server doesn't support {name!r} (other than {_words(neutral)}) yet")
         return {key: value for key, value in data.items() if key not in _NEUTRAL and key not in _IRRELEVANT}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("'stream_options' needs 'stream': true")
+            raise _refused("stream_options", "'stream_options' needs 'stream': true")
         return self
 
     @property
@@ -152,6 +160,11 @@ class ChatRequest(ApiRequest):
     def template_messages(self) -> list[dict[str, str]]:
         """The messages as chat templates take them; `developer` is the newer name of `system`."""
         return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in self.messages]
+
+
+def _refused(param: str, message: str) -> PydanticCustomError:
+    """Return the error of a whole body that is due to one parameter; pydantic gives such errors no place."""
+    return PydanticCustomError("refused_parameter", "{words}", {"words": message, "param": param})
 
 
 def _same(given: Any, neutral: Any) -> bool:

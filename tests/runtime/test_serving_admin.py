@@ -119,7 +119,16 @@ def test_bad_knobs_are_all_named(runtime: RuntimeProcess) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [(b"{", 400), (b"[]", 422), (b'{"knobs": 5}', 422), (b"{}", 422), (b'{"knobs": {}, "schemaVersion": 9}', 422)],
+    [
+        (b"{", 400),
+        (b"[]", 422),
+        (b'{"knobs": 5}', 422),
+        (b"{}", 422),
+        (b'{"knobs": {}, "schemaVersion": 9}', 422),
+        (b'{"knobs": {"kvMemoryFraction": NaN}}', 400),
+        (b'{"knobs": {"kvMemoryFraction": 1e999}}', 400),
+        (b'{"knobs": {"strategy": "\\ud800"}}', 400),
+    ],
 )
 def test_bad_bodies(shared_runtime: RuntimeProcess, body: bytes, status: int) -> None:
     answer = shared_runtime.admin.patch("/admin/knobs", content=body)

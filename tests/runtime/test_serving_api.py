@@ -110,6 +110,38 @@ def test_prompts_as_token_ids_and_in_batches(client: openai.OpenAI) -> None:
     assert (batch.usage.prompt_tokens, batch.usage.completion_tokens) == (3, 6)
 
 
+def test_batches_and_choices_stream_side_by_side(client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model="clock", prompt=["a", "bc"], n=2, max_tokens=30, stream=True, stream_options={"include_usage": True}
+    )
+    *chunks, last = stream
+    for index in range(4):
+        own = [c.choices[0] for c in chunks if c.choices[0].index == index]
+        assert "".join(c.text for c in own) == text_of(30)
+        assert [c.finish_reason for c in own] == [None] * (len(own) - 1) + ["length"]
+    order = [c.choices[0].index for c in chunks]
+    assert order != sorted(order)  # not one after the other
+    assert all(c.usage is None for c in chunks)
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 120)
+
+
+def test_choices_of_a_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="clock", messages=[{"role": "user", "content": "hi"}], n=3, max_tokens=5
+    )  # fmt: skip
+    assert [(c.index, c.message.content) for c in answer.choices] == [(i, text_of(5)) for i in range(3)]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("user: hi\nassistant: "), 15)
+
+
+def test_a_batch_that_leaves_frees_all_its_slots(shared_runtime: RuntimeProcess) -> None:
+    with shared_runtime.stream(prompt=["a", "b"], n=2, max_tokens=8000) as response:
+        next(events(response))
+        eventually(lambda: shared_runtime.gauges()["running"] == 4, "all of it runs")
+    eventually(lambda: shared_runtime.gauges()["running"] == 0, "it is aborted")
+
+
 def test_models_and_version(client: openai.OpenAI, shared_runtime: RuntimeProcess) -> None:
     assert [m.id for m in client.models.list()] == ["clock"]
     assert client.models.retrieve("clock").id == "clock"
@@ -138,29 +170,30 @@ BAD_BODIES = [
     ("empty stop text", {"stop": ""}, 400, "stop"),
     ("too many stop texts", {"stop": ["a"] * 40}, 400, "stop"),
     ("unknown argument", {"temprature": 1}, 400, "temprature"),
-    ("several choices", {"n": 2}, 400, None),
-    ("logprobs", {"logprobs": 3}, 400, None),
-    ("a penalty", {"frequency_penalty": 0.5}, 400, None),
-    ("stream options without a stream", {"stream_options": {"include_usage": True}}, 400, None),
-    ("a prompt of a wrong type", {"prompt": 5}, 400, None),
+    ("no choices", {"n": 0}, 400, "n"),
+    ("more choices than one request may have", {"n": 129, "prompt": ["a", "b"]}, 400, "n"),
+    ("logprobs", {"logprobs": 3}, 400, "logprobs"),
+    ("a penalty", {"frequency_penalty": 0.5}, 400, "frequency_penalty"),
+    ("stream options without a stream", {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ("a prompt of a wrong type", {"prompt": 5}, 400, "prompt"),
+    ("a stop text of a wrong type", {"stop": [1]}, 400, "stop"),
     ("no prompt tokens", {"prompt": ""}, 400, "prompt"),
-    ("an empty list of prompts", {"prompt": []}, 400, None),
+    ("an empty list of prompts", {"prompt": []}, 400, "prompt"),
     ("token ids beyond the vocabulary", {"prompt": [1, 100000]}, 400, "prompt"),
-    ("negative token ids", {"prompt": [-1]}, 400, None),
+    ("negative token ids", {"prompt": [-1]}, 400, "prompt"),
     ("a prompt beyond the context", {"prompt": "x" * 9000}, 400, "prompt"),
     ("a prompt and max_tokens beyond the context", {"max_tokens": 8192}, 400, "prompt"),
-    ("a batch that streams", {"prompt": ["a", "b"], "stream": True}, 400, "prompt"),
 ]
 
 
 @pytest.mark.parametrize(("what", "change", "status", "param"), BAD_BODIES, ids=[b[0] for b in BAD_BODIES])
-def test_bad_parameters(shared_runtime: RuntimeProcess, what: str, change: dict, status: int, param: str | None) -> None:
+def test_bad_parameters(shared_runtime: RuntimeProcess, what: str, change: dict, status: int, param: str) -> None:
     answer = shared_runtime.complete(**change)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
-    assert error["message"] and error["type"] and error["code"]
-    if param is not None:
-        assert error["param"].split(".")[0] == param
+    assert error["type"] and error["code"]
+    assert error["param"] == param
+    assert "Value error" not in error["message"]
 
 
 @pytest.mark.parametrize("messages", [[], None, "hi", [{"role": "wizard", "content": "x"}], [{"content": "x"}], [5]])
@@ -168,6 +201,28 @@ def test_bad_messages(shared_runtime: RuntimeProcess, messages: object) -> None:
     answer = shared_runtime.http.post("/v1/chat/completions", json={"messages": messages})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("completions", {"prompt": [-1]}, "prompt", "expected a text, token ids, or a list of 1 to 256 of either"),
+        ("completions", {"prompt": "x", "stop": [1]}, "stop", "expected a text or a list of texts"),
+        ("completions", [], None, "the body must be a JSON object"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content",
+            'expected a text or a list of {"type": "text", "text": …}',
+        ),
+        ("chat/completions", {"messages": [], "tools": [{}]}, "tools", "doesn't support 'tools' (other than null or [])"),
+    ],
+)
+def test_messages_say_what_is_expected(
+    shared_runtime: RuntimeProcess, path: str, body: object, param: str | None, said: str
+) -> None:
+    error = shared_runtime.http.post(f"/v1/{path}", json=body).json()["error"]
+    assert (error["param"], said in error["message"]) == (param, True), error
 
 
 RAW = [
