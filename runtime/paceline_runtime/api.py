@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from paceline_core.durations import parse_duration
 from paceline_core.errors import FormatError
 from paceline_runtime.api_errors import ApiError, install_error_handlers, invalid
 from paceline_runtime.api_middleware import WorkGate, request_id
 from paceline_runtime.api_schema import ApiRequest, ChatRequest, CompletionRequest
-from paceline_runtime.generation import Generation
+from paceline_runtime.generation import Generation, pieces_of
 from paceline_runtime.metrics import CONTENT_TYPE
 from paceline_runtime.openai_replies import ChatReply, CompletionReply, Reply, event_stream
 from paceline_runtime.service import CallOptions, Service
 
-__all__ = ["build_api"]
+__all__ = ["EventResponse", "build_api"]
 
 T = TypeVar("T")
 _CLIENT_CLOSED = 499  # nginx's word for it; nobody reads it
@@ -92,32 +93,51 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         """Continue a text."""
         body = CompletionRequest.model_validate_json(await request.body())
-        if body.stream and len(body.prompts) > 1:
-            raise invalid("a stream takes one prompt at a time", "prompt")
         generations = await service.complete(body, _options(request))
-        return await _answer(request, body, CompletionReply(f"cmpl-{request_id(request.scope)}", name), generations)
+        reply = CompletionReply(f"cmpl-{request_id(request.scope)}", name, body.choices, body.include_usage)
+        return await _answer(request, reply, generations, stream=bool(body.stream))
 
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
     async def chat(request: Request) -> Response:
         """Answer in a chat."""
         body = ChatRequest.model_validate_json(await request.body())
-        generation = await service.chat(body, _options(request))
-        return await _answer(request, body, ChatReply(f"chatcmpl-{request_id(request.scope)}", name), [generation])
+        generations = await service.chat(body, _options(request))
+        reply = ChatReply(f"chatcmpl-{request_id(request.scope)}", name, body.choices, body.include_usage)
+        return await _answer(request, reply, generations, stream=bool(body.stream))
 
 
-async def _answer(request: Request, body: ApiRequest, reply: Reply, generations: list[Generation]) -> Response:
+class EventResponse(StreamingResponse):
+    """Server-sent events of some generations, which are closed at its end whatever ends it.
+
+    The events' own `finally` wouldn't do: it doesn't run if the client leaves before the first event is asked for.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], generations: Sequence[Generation]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._generations = generations
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _close(self._generations)
+
+
+def _close(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.close()
+
+
+async def _answer(request: Request, reply: Reply, generations: list[Generation], *, stream: bool) -> Response:
     """Answer whole or as a stream; whatever happens, no generation is left running without a reader."""
-    streaming = False
+    response = None
     try:
-        if body.stream:
-            response = await _stream(request, body, reply, generations[0])
-            streaming = response is not None
-        else:
-            response = await _whole(request, reply, generations)
+        response = await (_stream if stream else _whole)(request, reply, generations)
         return response or Response(status_code=_CLIENT_CLOSED)
     finally:
-        for generation in () if streaming else generations:
-            generation.close()
+        if not isinstance(response, EventResponse):  # which closes them at its end
+            _close(generations)
 
 
 async def _whole(request: Request, reply: Reply, generations: list[Generation]) -> Response | None:
@@ -131,14 +151,13 @@ async def _gather(generations: list[Generation]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def _stream(request: Request, body: ApiRequest, reply: Reply, generation: Generation) -> Response | None:
+async def _stream(request: Request, reply: Reply, generations: list[Generation]) -> Response | None:
     """Wait for the first text (or error) before the headers go out, so that a refusal has a status of its own."""
-    pieces = generation.pieces()
-    first = await _unless_disconnected(request, lambda: anext(pieces, ""))
+    pieces = pieces_of(generations)
+    first = await _unless_disconnected(request, lambda: anext(pieces))
     if first is None:
         return None
-    events = event_stream(reply, generation, first, pieces, include_usage=body.include_usage)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return EventResponse(event_stream(reply, generations, first, pieces), generations)
 
 
 async def _unless_disconnected(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 __all__ = ["ALTERNATIVES", "ApiRequest", "ChatMessage", "ChatRequest", "CompletionRequest", "StreamOptions"]
 
-MAX_BATCH = 256  # prompts in one request
+MAX_BATCH = 256  # sequences of one request: prompts × choices
 
 # fields that take values of several types, in words: pydantic would complain about the first type only
 ALTERNATIVES = {
@@ -23,7 +23,6 @@ TokenIds = list[Annotated[int, Field(ge=0)]]
 
 # parameters of OpenAI and vLLM that would change the answer, with the value at which they change nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
     "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
@@ -70,6 +69,7 @@ class ApiRequest(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] = []
@@ -95,6 +95,11 @@ class ApiRequest(BaseModel):
         return self
 
     @property
+    def choices(self) -> int:
+        """Answers wanted for each prompt."""
+        return self.n or 1
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """Stop texts, always as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -114,6 +119,12 @@ class CompletionRequest(ApiRequest):
         | Annotated[list[str], Field(min_length=1, max_length=MAX_BATCH)]
         | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_BATCH)]
     )
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if len(self.prompts) * self.choices > MAX_BATCH:
+            raise _refused("n", f"at most {MAX_BATCH} answers at once: lower 'n' or send fewer prompts")
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:

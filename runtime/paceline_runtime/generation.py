@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from paceline_core.request import FinishReason
@@ -14,7 +14,7 @@ from paceline_runtime.messages import SequenceEnded
 from paceline_runtime.sequence import LiveSequence
 from paceline_runtime.text_stream import TextStream
 
-__all__ = ["Answer", "Generation"]
+__all__ = ["Answer", "Generation", "Piece", "pieces_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,15 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some text of generation `index`, or its end, which has a reason and no text."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
 
 
 class Generation:
@@ -101,6 +110,42 @@ class Generation:
             text = f"the KV pool was made smaller, and the prompt's {self.prompt_tokens} tokens don't fit any more"
             raise invalid(text, "prompt", "context_length_exceeded")
         raise _deadline_passed()
+
+
+async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
+    """Yield the pieces of some generations as they come, each to its end. Raises what the first of them raises."""
+    if len(generations) == 1:
+        async for piece in _indexed(0, generations[0]):
+            yield piece
+        return
+    # one place for each: a client that reads slowly gets longer pieces, not a longer queue
+    queue: asyncio.Queue[Piece | Exception] = asyncio.Queue(len(generations))
+    readers = [asyncio.ensure_future(_read(i, generation, queue)) for i, generation in enumerate(generations)]
+    try:
+        left = len(readers)
+        while left:
+            news = await queue.get()
+            if isinstance(news, Exception):
+                raise news
+            yield news
+            left -= news.finish_reason is not None
+    finally:
+        for reader in readers:
+            reader.cancel()
+
+
+async def _indexed(index: int, generation: Generation) -> AsyncIterator[Piece]:
+    async for text in generation.pieces():
+        yield Piece(index, text)
+    yield Piece(index, "", generation.finish_reason)
+
+
+async def _read(index: int, generation: Generation, queue: asyncio.Queue[Piece | Exception]) -> None:
+    try:
+        async for piece in _indexed(index, generation):
+            await queue.put(piece)
+    except Exception as error:  # noqa: BLE001  # handed over to who reads the queue
+        await queue.put(error)
 
 
 def _deadline_passed() -> ApiError:

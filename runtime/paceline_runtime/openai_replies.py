@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from paceline_runtime.api_errors import error_body, to_api_error
-from paceline_runtime.generation import Answer, Generation
+from paceline_runtime.generation import Answer, Generation, Piece
 
 __all__ = ["ChatReply", "CompletionReply", "Reply", "event_stream"]
 
@@ -20,19 +20,21 @@ _DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Reply(ABC):
-    """The shape of one kind of answer."""
+    """The shape of one kind of answer, with `n` choices for each prompt; `include_usage` is about streams."""
 
     id: str
     model: str
+    n: int = 1
+    include_usage: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
         """Return the body of an answer that isn't streamed."""
         choices = [self._whole_choice(i, answer) for i, answer in enumerate(answers)]
         usage = _usage(
-            sum(a.prompt_tokens for a in answers),
+            sum(a.prompt_tokens for a in answers[:: self.n]),
             sum(a.completion_tokens for a in answers),
-            sum(a.cached_tokens for a in answers),
+            sum(a.cached_tokens for a in answers[:: self.n]),
         )
         return msgspec.json.encode({**self._head(chunk=False), "choices": choices, "usage": usage})
 
@@ -40,14 +42,19 @@ class Reply(ABC):
         """Return the events before the first text."""
         return []
 
-    def piece(self, text: str, finish_reason: str | None) -> bytes:
+    def piece(self, piece: Piece) -> bytes:
         """Return the event of a piece of text, or of the end."""
-        return _event({**self._head(chunk=True), "choices": [self._piece_choice(text, finish_reason)]})
+        return self._chunk([self._piece_choice(piece)])
 
-    def usage(self, generation: Generation) -> bytes:
+    def usage(self, generations: Sequence[Generation]) -> bytes:
         """Return the event that ends a stream with `include_usage`."""
-        usage = _usage(generation.prompt_tokens, generation.completion_tokens, None)
-        return _event({**self._head(chunk=True), "choices": [], "usage": usage})
+        prompt = sum(g.prompt_tokens for g in generations[:: self.n])
+        return self._chunk([], _usage(prompt, sum(g.completion_tokens for g in generations), None))
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
+        """Return an event; with `include_usage` every one has the field, all but the last with null."""
+        event = {**self._head(chunk=True), "choices": choices}
+        return _event({**event, "usage": usage} if self.include_usage else event)
 
     @abstractmethod
     def _head(self, *, chunk: bool) -> dict[str, Any]:
@@ -58,7 +65,7 @@ class Reply(ABC):
         """One choice of an answer that isn't streamed."""
 
     @abstractmethod
-    def _piece_choice(self, text: str, finish_reason: str | None) -> dict[str, Any]:
+    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
         """The choice of a stream's event."""
 
 
@@ -71,8 +78,8 @@ class CompletionReply(Reply):
     def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
         return {"index": index, "text": answer.text, "logprobs": None, "finish_reason": answer.finish_reason}
 
-    def _piece_choice(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
+        return {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
 
 
 class ChatReply(Reply):
@@ -80,8 +87,8 @@ class ChatReply(Reply):
 
     def opening(self) -> list[bytes]:
         """A chat stream starts with the role."""
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        return [_event({**self._head(chunk=True), "choices": [choice]})]
+        role = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [self._chunk([{"index": index, **role}]) for index in range(self.n)]
 
     def _head(self, *, chunk: bool) -> dict[str, Any]:
         kind = "chat.completion.chunk" if chunk else "chat.completion"
@@ -91,34 +98,29 @@ class ChatReply(Reply):
         message = {"role": "assistant", "content": answer.text, "refusal": None}
         return {"index": index, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
 
-    def _piece_choice(self, text: str, finish_reason: str | None) -> dict[str, Any]:
-        delta = {"content": text} if text else {}
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.text else {}
+        return {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": piece.finish_reason}
 
 
 async def event_stream(
-    reply: Reply, generation: Generation, first: str, pieces: AsyncIterator[str], *, include_usage: bool
+    reply: Reply, generations: Sequence[Generation], first: Piece, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
-    """Yield a generation as server-sent events; `first` was waited for before the headers went out; it is
-    empty if no text comes at all.
+    """Yield generations as server-sent events; `first` was waited for before the headers went out.
 
     An error in the middle becomes an event of its own, and no `[DONE]` follows.
     """
     try:
         for event in reply.opening():
             yield event
-        if first:
-            yield reply.piece(first, None)
+        yield reply.piece(first)
         async for piece in pieces:
-            yield reply.piece(piece, None)
-        yield reply.piece("", generation.finish_reason)
-        if include_usage:
-            yield reply.usage(generation)
+            yield reply.piece(piece)
+        if reply.include_usage:
+            yield reply.usage(generations)
         yield _DONE
     except Exception as error:  # noqa: BLE001  # headers are sent: the stream is the only place left to say it
         yield _event(error_body(to_api_error(error)))
-    finally:
-        generation.close()
 
 
 def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline_runtime.api_errors import ApiError, invalid, unavailable
 from paceline_runtime.api_schema import ApiRequest, ChatRequest, CompletionRequest
@@ -74,34 +74,46 @@ class Service:
             raise unavailable("the server is shutting down", "shutting_down")
         if self.tokenizer is None or self.client.state is not EngineState.READY:
             raise unavailable(f"not ready: {self.not_ready_reason()}", "not_ready", "2")
+        self._check_queue()
+        return self.tokenizer
+
+    def _check_queue(self) -> None:
         waiting = len(self.client.live) - self.knobs.target.max_num_seqs
         if waiting >= self.settings.max_queue_len:
             retry = {"Retry-After": self.recorder.retry_after(waiting)}
             raise ApiError(429, f"{waiting} requests wait already: come back later", code="queue_full", headers=retry)
-        return self.tokenizer
 
     async def complete(self, body: CompletionRequest, options: CallOptions) -> list[Generation]:
-        """Start the generations of a completion request, one for each prompt."""
+        """Start the generations of a completion request, `n` for each prompt."""
         tokenizer = self.admit(body.model)
         prompts = [p if isinstance(p, list) else await _encode(tokenizer, p, add_special_tokens=True) for p in body.prompts]
         asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
         return self._start_all(tokenizer, prompts, body, asked, options)
 
-    async def chat(self, body: ChatRequest, options: CallOptions) -> Generation:
-        """Start the generation of a chat request."""
+    async def chat(self, body: ChatRequest, options: CallOptions) -> list[Generation]:
+        """Start the `n` generations of a chat request."""
         tokenizer = self.admit(body.model)
         text = await asyncio.to_thread(tokenizer.apply_chat_template, body.template_messages)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         # the template has put the model's special tokens where they belong
         prompt = await _encode(tokenizer, text, add_special_tokens=False)
-        return self._start_all(tokenizer, [prompt], body, asked, options)[0]
+        return self._start_all(tokenizer, [prompt], body, asked, options)
 
     def _start_all(
         self, tokenizer: Tokenizer, prompts: list[list[int]], body: ApiRequest, asked: int | None, options: CallOptions
     ) -> list[Generation]:
         """Check every prompt, then submit them all: a batch is refused whole."""
         checked = [(prompt, sampling(body, self._room(prompt, asked))) for prompt in prompts]
-        return [self._start(tokenizer, prompt, params, options) for prompt, params in checked]
+        try:
+            self._check_queue()  # again: others were submitted while the prompts became tokens
+        except ApiError:
+            self.metrics.count_request("rejected")
+            raise
+        return [
+            self._start(tokenizer, prompt, _of_choice(params, choice), options)
+            for prompt, params in checked
+            for choice in range(body.choices)
+        ]
 
     def _start(self, tokenizer: Tokenizer, prompt: list[int], params: SamplingParams, options: CallOptions) -> Generation:
         deadline = None if options.timeout is None else options.arrival + options.timeout
@@ -145,6 +157,13 @@ def sampling(body: ApiRequest, max_tokens: int) -> SamplingParams:
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
     )
+
+
+def _of_choice(params: SamplingParams, choice: int) -> SamplingParams:
+    """Return how choice 0, 1, … of a prompt is sampled: a seed gives all of them, but not the same to each."""
+    if params.seed is None or not choice:
+        return params
+    return replace(params, seed=(params.seed + choice) % 2**64)
 
 
 async def _encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:

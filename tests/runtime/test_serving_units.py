@@ -20,13 +20,14 @@ from paceline_core.request import FinishReason, Request
 from paceline_core.step_time import StepModel, StepTimeFitter
 from paceline_core.wire import Gauges, KnobsPatch, RequestRecord, StepRecord
 from paceline_runtime import engine_client, observe
+from paceline_runtime.api import EventResponse
 from paceline_runtime.api_errors import ApiError
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
 from paceline_runtime.engine import Engine
 from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady, KnobsNotTaken
 from paceline_runtime.engine_link import EngineLink
-from paceline_runtime.generation import Generation
+from paceline_runtime.generation import Generation, Piece, pieces_of
 from paceline_runtime.knob_store import KnobChange, KnobStore, NothingToRollBack
 from paceline_runtime.logs import log_event, set_up_logging
 from paceline_runtime.messages import (
@@ -42,8 +43,10 @@ from paceline_runtime.messages import (
     encode,
 )
 from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
+from paceline_runtime.openai_replies import CompletionReply, event_stream
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
+from paceline_runtime.service import _of_choice
 from paceline_runtime.settings import EngineSettings, SettingsError, cpu_threads
 from paceline_runtime.step_profile import profile_steps
 from paceline_runtime.text_stream import StopMatcher, TextStream
@@ -186,6 +189,37 @@ async def test_leaving_early_aborts_once() -> None:
         break
     gen.close()
     assert client.stopped == [FinishReason.ABORT]
+
+
+async def test_leaving_before_the_first_event_aborts_too() -> None:
+    client, _, gen = generation(max_tokens=30)
+    never_asked = event_stream(CompletionReply("id", "m"), [gen], Piece(0, "a"), pieces_of([gen]))
+
+    async def gone() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def full_pipe(_message: object) -> None:
+        await asyncio.Event().wait()
+
+    await EventResponse(never_asked, [gen])({"type": "http", "asgi": {"spec_version": "2.3"}}, gone, full_pipe)
+    assert client.stopped == [FinishReason.ABORT]
+
+
+async def test_the_first_failure_of_a_batch_ends_its_pieces() -> None:
+    _, good, first = generation(max_tokens=30)
+    _, bad, second = generation(max_tokens=30)
+    good.push(tuple(b"a"), 1.0)
+    pieces = pieces_of([first, second])
+    assert await anext(pieces) == Piece(0, "a")
+    bad.fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await anext(pieces)
+
+
+def test_a_seed_gives_each_choice_tokens_of_its_own() -> None:
+    seeded = SamplingParams(seed=2**64 - 1)
+    assert [_of_choice(seeded, choice).seed for choice in range(3)] == [2**64 - 1, 0, 1]
+    assert _of_choice(SamplingParams(), 1).seed is None
 
 
 # -- messages -------------------------------------------------------------------------------------------------------------
