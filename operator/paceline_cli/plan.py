@@ -110,7 +110,8 @@ def _verdicts(options: dict[str, Any], rooflines: list[Roofline], knobs: Knobs, 
 
 
 def _verdict(options: dict[str, Any], roofline: Roofline, trace: Trace, knobs: Knobs) -> Verdict:
-    engine = Engine(roofline, roofline.num_blocks, options["max_model_len"] or roofline.model.max_len)
+    longest = options["max_model_len"] or roofline.model.max_len
+    engine = Engine(roofline, roofline.num_blocks, longest, options["pipeline_depth"])
     status = Console(stderr=True)
     with status.status(f"{roofline.accelerator.name}: replaying") as shown:
         sizing = size(

@@ -172,10 +172,10 @@ def _replay(options: dict[str, Any]) -> None:
 def _engine(options: dict[str, Any]) -> tuple[Engine, str]:
     path: Path | None = options["step_model"]
     if path is not None:
-        engine = measured_engine(path, options["kv_blocks"], options["max_model_len"])
+        engine = measured_engine(path, options["kv_blocks"], options["max_model_len"], options["pipeline_depth"])
         return engine, f"step times of {path.name}, {options['kv_blocks']:,} KV blocks"
     model, accelerator, dtype, share = (options[name] for name in ("model", "accelerator", "dtype", "efficiency"))
-    engine = roofline_engine(model, accelerator, dtype, share, options["max_model_len"])
+    engine = roofline_engine(model, accelerator, dtype, share, options["max_model_len"], options["pipeline_depth"])
     return engine, f"{model} ({dtype}) on one {accelerator}: roofline at {share:.0%} of the data sheet's figures"
 
 

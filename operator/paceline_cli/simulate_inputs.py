@@ -45,15 +45,17 @@ class FixedPool:
         return self.blocks
 
 
-def roofline_engine(model: str, accelerator: str, dtype: str, efficiency: float, max_model_len: int | None) -> Engine:
+def roofline_engine(
+    model: str, accelerator: str, dtype: str, efficiency: float, max_model_len: int | None, depth: int
+) -> Engine:
     """Return an engine whose steps take what the roofline says. Raises `FormatError`, also if the model doesn't fit."""
     shape = find_model(model)
     roofline = Roofline(shape, find_accelerator(accelerator), DTYPES[dtype], efficiency)
     roofline.num_blocks(Knobs().block_size, 1.0)  # says so at once if it doesn't fit
-    return Engine(roofline, roofline.num_blocks, max_model_len or shape.max_len)
+    return Engine(roofline, roofline.num_blocks, max_model_len or shape.max_len, depth)
 
 
-def measured_engine(path: Path, kv_blocks: int | None, max_model_len: int | None) -> Engine:
+def measured_engine(path: Path, kv_blocks: int | None, max_model_len: int | None, depth: int) -> Engine:
     """Return an engine whose step times were measured: `path` holds a `StepModelDocument`, or what `/admin/observe` says."""
     if kv_blocks is None or max_model_len is None:
         raise FormatError("--step-model needs --kv-blocks and --max-model-len: they don't follow from step times")
@@ -63,7 +65,7 @@ def measured_engine(path: Path, kv_blocks: int | None, max_model_len: int | None
         model = StepModel.from_document(from_json(StepModelDocument, document))
     except FormatError as error:
         raise FormatError(f"{path.name}: {error}") from None
-    return Engine(model, FixedPool(kv_blocks), max_model_len)
+    return Engine(model, FixedPool(kv_blocks), max_model_len, depth)
 
 
 def read_traffic(path: Path | None, generator: str | None, start: str, length: str) -> Trace:

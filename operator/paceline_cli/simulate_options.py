@@ -63,6 +63,10 @@ engine_options = apply_options(
     click.option(
         "--max-model-len", type=click.IntRange(1), metavar="TOKENS", help="Longest request.  [default: the model's]"
     ),
+    click.option(
+        "--pipeline-depth", type=click.IntRange(1, 2), default=1, show_default=True, metavar="1|2",
+        help="Steps planned ahead; the runtime's is 2 on GPUs, where a newcomer may join one step later.",
+    ),
     click.option("--config", type=FILE, metavar="FILE", help="Knobs: a knobs file, or an InferenceService manifest."),
     click.option(
         "--set", "settings", multiple=True, metavar="KNOB=VALUE", help="One knob, as in maxNumSeqs=64. May be repeated."

@@ -160,3 +160,11 @@ def test_patience_that_runs_out_during_a_stride_is_seen():
     quick, quick_steps = replay(trace, knobs, MODELS[0], 31, 1, skip=True)
     assert 60 < plain.outcomes[1].queued < 62
     assert (quick, quick_steps) == (plain, plain_steps)
+
+
+def test_a_queue_that_would_break_the_objective_doesnt_stop_the_skipping():
+    knobs = Knobs(strategy=Strategy.ITERATION, slo_tpot=0.0115)  # one decode takes 11 ms, two would take 12
+    trace = Trace(tuple(TraceRequest(0.05 * i, 10, 300) for i in range(3)))
+    result, model = count(trace, knobs)
+    assert result.outcomes[2].parts.objective > 3
+    assert model.skipped >= result.steps - 20

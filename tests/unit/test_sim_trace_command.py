@@ -100,6 +100,14 @@ def test_window_settings_and_strategy_are_obeyed(trace):
     assert (knobs["strategy"], knobs["maxNumSeqs"], knobs["preferredBatchSizes"]) == ("dynamic", 4, [2, 4])
 
 
+def test_the_pipelines_depth_is_the_engines(trace):
+    one, two = (
+        json.loads(run(simulate, "--trace", trace, "--load", "20", "--pipeline-depth", depth, "--json"))["runs"][0]
+        for depth in ("1", "2")
+    )
+    assert two["ttft"]["mean"] > one["ttft"]["mean"]
+
+
 def test_config_is_a_knobs_file_or_a_manifest(trace, tmp_path):
     knobs = tmp_path / "knobs.json"
     knobs.write_text('{"knobs": {"maxNumSeqs": 3}}')
