@@ -40,6 +40,20 @@ class KvCache:
             self.pool.forget_all()
         self._caching = caching
 
+    def hash_known(self, seq: SequenceState) -> None:
+        """Extend the hashes of `seq` to all full blocks of what is known; what is hashed already costs nothing."""
+        if not self._caching:
+            return
+        request, hashes = seq.request, seq.hashes
+        if request.tokens is None:
+            if not hashes:
+                given = request.prefix_hashes[: request.prompt_len // self.block_size]
+                hashes.extend(hash_block(value, (), request.salt) if request.salt else value for value in given)
+            return
+        for index in range(len(hashes), seq.num_tokens // self.block_size):
+            parent = hashes[-1] if hashes else ROOT
+            hashes.append(hash_block(parent, seq.block_tokens(index, self.block_size), request.salt))
+
     def admit(self, seq: SequenceState, *, alone: bool) -> bool:
         """Give `seq` blocks for all its known tokens, shared where cached; False if it must wait.
 
@@ -82,7 +96,7 @@ class KvCache:
         """Make the blocks of `seq` findable that are full now that positions up to `computed` are in the cache."""
         if not self._caching:
             return
-        self._hash_known(seq)
+        self.hash_known(seq)
         full = min(computed // self.block_size, len(seq.hashes))
         for index in range(int(seq.next_full) // self.block_size - 1, full):
             self.pool.register(seq.block_table[index], seq.hashes[index])
@@ -115,7 +129,7 @@ class KvCache:
         assert self.growth == sum(seq.growth for seq in running), "the predicted growth drifted"
 
     def _cached_prefix(self, seq: SequenceState) -> list[int]:
-        self._hash_known(seq)
+        self.hash_known(seq)
         return self.pool.find(seq.hashes, (seq.known - 1) // self.block_size) if self._caching else []
 
     def _has_room(self, shared: list[int], total: int, growth: int, *, alone: bool) -> bool:
@@ -127,20 +141,6 @@ class KvCache:
     def _predicted_growth(self, seq: SequenceState, held: int) -> int:
         final = self.guard.history.predict(seq.output_len, seq.limit)
         return max(0, self.blocks_for(seq.request.prompt_len + final - 1) - held)
-
-    def _hash_known(self, seq: SequenceState) -> None:
-        """Extend the hashes of `seq` to all full blocks of what is known."""
-        if not self._caching:
-            return
-        request, hashes = seq.request, seq.hashes
-        if request.tokens is None:
-            if not hashes:
-                given = request.prefix_hashes[: request.prompt_len // self.block_size]
-                hashes.extend(hash_block(value, (), request.salt) if request.salt else value for value in given)
-            return
-        for index in range(len(hashes), seq.num_tokens // self.block_size):
-            parent = hashes[-1] if hashes else ROOT
-            hashes.append(hash_block(parent, seq.block_tokens(index, self.block_size), request.salt))
 
     def _expect_full(self, seq: SequenceState, registered: int) -> None:
         """Note when the next block can be registered: never, if its hash can't be known."""

@@ -116,14 +116,14 @@ class Scheduler:
         num_blocks = self._kv.pool.num_blocks if self._resize is None else self._resize
         limit = output_limit(request, self.max_model_len, num_blocks, self.knobs.block_size)
         self._sequences[request.seq_id] = seq = SequenceState(request, limit, self._board.epoch)
+        self._kv.hash_known(seq)  # a long prompt's hashes take milliseconds: not while a step is planned
         self._planner.waiting.push(seq)
         if self._planner.policy.deadlines:
             self._watch.watch((seq,))
 
     def abort(self, seq_id: int, now: float, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a request from outside (also with STOP, when a stop text was seen). False if it isn't here any more."""
-        seq = self._sequences.get(seq_id)
-        if seq is None:
+        if (seq := self._sequences.get(seq_id)) is None:
             return False
         self._end(seq, reason, now)
         return True

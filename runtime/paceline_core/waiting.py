@@ -41,9 +41,9 @@ class WaitingQueue:
         self._tickets += 1
         seq.ticket = self._tickets  # an entry left from an earlier wait of the same sequence is void
         heapq.heappush(self._heap, (self._key(seq), seq.ticket, seq))
-        if not seq.preemptions:
-            self._arrivals.append(seq)
         self._size += 1
+        if not seq.preemptions:
+            self._arrive(seq)
         if len(self._heap) > 2 * self._size + 64:
             self.reorder(self._key)
 
@@ -87,6 +87,12 @@ class WaitingQueue:
         while self._arrivals and self._arrivals[0].stage is not Stage.WAITING:
             self._arrivals.popleft()
         return self._arrivals[0] if self._arrivals else None
+
+    def _arrive(self, seq: SequenceState) -> None:
+        """Note an arrival; behind one that waits long, those that came later and left are dropped in bulk."""
+        self._arrivals.append(seq)
+        if len(self._arrivals) > 2 * self._size + 64:
+            self._arrivals = deque(s for s in self._arrivals if s.stage is Stage.WAITING)
 
     def _best(self) -> SequenceState | None:
         while self._heap:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline_core.errors import PacelineError
 from paceline_core.knobs import Knobs
 from paceline_core.plan import StepPlan, StepResult
 from paceline_core.request import Ended, FinishReason, Request
@@ -20,9 +21,13 @@ from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import Gauges
 from paceline_runtime.sampling_params import SamplingParams
 
-__all__ = ["Engine", "ModelBackend", "SequenceRunner", "Turn"]
+__all__ = ["Engine", "EngineBroken", "ModelBackend", "SequenceRunner", "Turn"]
 
 REFIT_EVERY = 64  # steps between two fits of the step-time model: a fit costs about a millisecond, so well under 1 %
+
+
+class EngineBroken(PacelineError):
+    """A step failed, so no further one can be run: start a new engine."""
 
 
 class SequenceRunner(Protocol):
@@ -106,6 +111,7 @@ class Engine:
         self._kv_share = knobs.kv_memory_fraction
         self._resizing = False
         self._idle = False
+        self._broken: Exception | None = None
         self._looked = 0.0  # when `schedule` was asked last
         self.steps = 0
         self.num_blocks = backend.num_blocks
@@ -133,16 +139,28 @@ class Engine:
     # -- the hot path -----------------------------------------------------------------------------------------------
 
     def turn(self) -> Turn:
-        """Keep the pipeline full and finish its oldest step. Returns at once if nothing can run now."""
+        """Keep the pipeline full and finish its oldest step. Returns at once if nothing can run now.
+
+        Raises what a step failed with, and `EngineBroken` from then on: nobody knows what the model's state is.
+        """
+        if self._broken is not None:
+            raise EngineBroken(f"an earlier step failed: {self._broken!r}") from self._broken
         self._fill()
         self._idle = not self._in_flight
         if self._idle:
             return Turn({}, self._scheduler.take_ended())
-        result = self._runner.collect()
+        result = self._collect()
         plan = self._in_flight.popleft()
         tokens = self._scheduler.complete(plan, result, self._now())
         self._account(plan, result)
         return Turn(tokens, self._scheduler.take_ended(), plan, result.duration)
+
+    def _collect(self) -> StepResult:
+        try:
+            return self._runner.collect()
+        except Exception as error:
+            self._broken = error
+            raise
 
     def _fill(self) -> None:
         while len(self._in_flight) < self._depth:

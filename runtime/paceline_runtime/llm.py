@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from paceline_core.errors import RequestRefused
 from paceline_core.knobs import knobs_from_wire, knobs_to_wire
 from paceline_core.request import FinishReason, Request
 from paceline_runtime.backend import load_backend, load_tokenizer_for
@@ -101,10 +102,16 @@ class LLM:
         """
         batch = _as_batch(prompts)
         each = _params_for(params, len(batch))
-        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in batch]
+        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else self._checked(p) for p in batch]
         shown = sys.stderr.isatty() and len(batch) >= _BAR_FROM if progress is None else progress
         with _bar(len(batch), shown=shown) as tick:
             return self._run(tokens, each, tick)
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """Return given token ids. Raises `RequestRefused` for one that the model doesn't have: a step would fail on it."""
+        if wrong := [i for i in ids if not 0 <= i < self._backend.vocab_size]:
+            raise RequestRefused("invalid", f"token ids are 0 to {self._backend.vocab_size - 1}, got {wrong[0]}")
+        return list(ids)
 
     def close(self) -> None:
         """End the model's threads."""

@@ -12,6 +12,7 @@ import openai
 import pytest
 from serving_process import RuntimeProcess, events
 
+from paceline_core.errors import RequestRefused
 from paceline_runtime import LLM, SamplingParams
 from paceline_runtime.backend import CLOCK_TEXT
 from paceline_runtime.tokenizer import load_tokenizer
@@ -86,6 +87,9 @@ def test_offline_generation() -> None:
         assert llm.generate([], params) == []
         with pytest.raises(ValueError, match="need one SamplingParams"):
             llm.generate(["a", "b"], [params])
+        with pytest.raises(RequestRefused, match="token ids are 0 to 49151, got 49152"):
+            llm.generate([ids, [1, 49152]], params)
+        assert llm.generate(ids, params)[0] == results[0]
 
 
 def test_the_clock_speaks_with_the_tokenizer_of_a_model(start_runtime) -> None:

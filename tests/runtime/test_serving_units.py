@@ -24,7 +24,7 @@ from paceline_runtime.api import EventResponse
 from paceline_runtime.api_errors import ApiError
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
-from paceline_runtime.engine import Engine
+from paceline_runtime.engine import Engine, EngineBroken
 from paceline_runtime.engine_client import EngineCannotStart, EngineClient, EngineNotReady, KnobsNotTaken
 from paceline_runtime.engine_link import EngineLink
 from paceline_runtime.generation import Generation, Piece, pieces_of
@@ -472,6 +472,16 @@ def test_what_can_never_run_is_refused_and_forgotten() -> None:
     with pytest.raises(RequestRefused):
         eng.add(Request(1, 2000, 1, 0.0, tokens=[1] * 2000), SamplingParams())
     assert not eng.has_work
+
+
+def test_an_engine_whose_step_failed_says_so_instead_of_waiting_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    eng = engine(FakeTime())
+    add(eng, 1, max_tokens=3)
+    monkeypatch.setattr(eng._runner, "collect", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        eng.turn()
+    with pytest.raises(EngineBroken, match="ZeroDivisionError"):
+        eng.turn()
 
 
 def test_the_profile_seeds_the_model_and_leaves_nothing_behind() -> None:

@@ -7,12 +7,15 @@ import math
 import pytest
 from core_oracle import Driver, expected_output
 
+from paceline_core import kv
 from paceline_core.errors import PacelineError, RequestRefused
 from paceline_core.knobs import Knobs, Strategy
 from paceline_core.plan import StepResult
 from paceline_core.request import FinishReason, Request
 from paceline_core.scheduler import Scheduler
+from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_time import StepModel
+from paceline_core.waiting import WaitingQueue
 
 BLOCK = 4
 
@@ -343,6 +346,18 @@ class TestIteration:
         d.step()
         assert d.ended[1].reason is FinishReason.REFUSED
 
+    def test_who_has_left_is_not_kept_for_one_that_waits_long(self):
+        queue = WaitingQueue(lambda seq: (seq.priority, seq.request.seq_id))
+        patient = SequenceState(request(0, priority=9), limit=4, epoch=0)
+        queue.push(patient)
+        for seq_id in range(1, 1000):
+            queue.push(SequenceState(request(seq_id, priority=1), limit=4, epoch=0))
+            seq = queue.first(0.0)
+            seq.stage = Stage.RUNNING
+            queue.admitted(seq)
+        assert queue.oldest() is patient
+        assert len(queue._arrivals) < 100
+
 
 class TestPreemption:
     def test_the_newest_of_the_lowest_priority_goes_and_is_recomputed_to_the_same_tokens(self):
@@ -503,6 +518,18 @@ class TestPrefixCache:
                 plan = scheduler.schedule(0.0)
                 scheduler.complete(plan, StepResult({seq_id: (0,)} if plan.scheduled[0].samples else {}), 1.0)
         assert [ended.cached_len for ended in scheduler.take_ended()] == [0, 8, 0]
+
+    def test_prompts_are_hashed_when_they_come_not_in_a_step(self, monkeypatch):
+        d = driver()
+        for seq_id in range(3):
+            d.add(request(seq_id, prompt=9, output=2, first=seq_id))
+
+        def in_a_step(*_):
+            raise AssertionError("a prompt is hashed while a step is planned")
+
+        monkeypatch.setattr(kv, "hash_block", in_a_step)
+        d.drain()
+        assert set(d.ended) == {0, 1, 2}
 
 
 class TestEnds:
