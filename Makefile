@@ -45,13 +45,15 @@ check: setup ## lint, types, import layers, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/crds
+	@$(RUN) -m paceline_operator.reference --check docs/inferenceservice.md
 
 format: setup ## format the code
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format .
 
-crds: setup ## write the CRDs from the code's field definitions
+crds: setup ## write the CRDs and their reference from the code's field definitions
 	@$(RUN) -m paceline_operator.crd crds charts/paceline/crds
+	@$(RUN) -m paceline_operator.reference docs/inferenceservice.md
 
 bench: setup ## run the benchmarks that fit this machine, results under bench/results
 	@$(RUN) -m bench

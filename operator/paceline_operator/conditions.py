@@ -130,7 +130,12 @@ def _progressing(
     if finding and (finding.crash or finding.reason in _BLOCKING):
         return Condition("Progressing", "False", "Blocked", f"{counts}; {finding.reason}: {finding.message}")
     if rollout.late:
-        return Condition("Progressing", "False", "DeadlineExceeded", f"{counts}, no progress within the rollout's deadline{_because(finding)}")
+        return Condition(
+            "Progressing",
+            "False",
+            "DeadlineExceeded",
+            f"{counts}, no progress within the rollout's deadline{_because(finding)}",
+        )
     return Condition("Progressing", "True", "RollingOut", f"{counts}{_because(finding)}")
 
 

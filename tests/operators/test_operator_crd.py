@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from operator_kit import FULL, MINIMAL, set_at
 
 from paceline_core.knobs import KNOBS
+from paceline_operator import reference
 from paceline_operator.crd import crd, main, render
 from paceline_operator.kinds import KnobKind
 from paceline_operator.spec import BATCHING, SPEC
@@ -151,6 +152,27 @@ def test_status_and_scale_are_subresources():
 
 def test_the_files_in_the_repository_are_what_the_code_says():
     assert main(["--check", str(ROOT / "crds"), str(ROOT / "charts" / "paceline" / "crds")]) == 0
+
+
+def test_the_reference_in_the_repository_is_what_the_code_says(tmp_path, capsys):
+    assert reference.main(["--check", str(ROOT / "docs" / "inferenceservice.md")]) == 0
+    stale = tmp_path / "reference.md"
+    stale.write_text("old")
+    assert reference.main(["--check", str(stale)]) == 1
+    assert "make crds" in capsys.readouterr().err
+
+
+def test_the_reference_has_every_field_with_its_bounds():
+    text = reference.render()
+    for path, schema in walk(SCHEMA["properties"]["spec"]):
+        name = path.rpartition(".")[2]
+        if name not in ("", "items", "additionalProperties"):
+            assert f".{name}` |" in text or f"`{name}` |" in text, path
+    assert "| `batching.strategy` | static \\| dynamic \\| continuous \\| iteration |" in text
+    assert "| `batching.maxNumSeqs` | integer, 1 to 65536 |" in text
+    assert "| `slo.ttft` | string, 0ms &lt; value ≤ 1h |" in text
+    assert "| `env[].name` | string | Name. **Required.** |" in text
+    assert "maxNumBatchedTokens must not be below maxNumSeqs" in text
 
 
 def test_check_tells_how_to_mend_a_stale_file(tmp_path, capsys):
