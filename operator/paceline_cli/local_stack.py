@@ -136,7 +136,8 @@ def _stop(state: StateDir, pid: int | None) -> None:
     if process is not None and process.alive:
         os.kill(process.pid, signal.SIGTERM)
         _await_end(process)
-    remove_leftovers(state)
+    if not is_up(state):  # another `up` may have been quicker: its processes are no leftovers
+        remove_leftovers(state)
 
 
 def _await_end(process: ProcessId) -> None:

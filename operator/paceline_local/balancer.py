@@ -57,7 +57,7 @@ class Balancer:
         try:
             await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
         finally:
-            self._open[backend] -= 1
+            self._release(backend)
             up_writer.close()
             writer.close()
 
@@ -71,9 +71,14 @@ class Balancer:
                     reader, writer = await asyncio.open_connection(backend.host, backend.port)
                 return backend, reader, writer
             except (OSError, TimeoutError) as error:
-                self._open[backend] -= 1
+                self._release(backend)
                 log.info("%s:%d doesn't accept, trying the next: %s", backend.host, backend.port, error)
         return None
+
+    def _release(self, backend: Backend) -> None:
+        self._open[backend] -= 1
+        if not self._open[backend]:
+            del self._open[backend]  # pods come and go, each with an address of its own
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -148,7 +148,7 @@ class ContainerRunner:
                 self._wait_for("CreateContainerConfigError", str(error))
             except ApiUnavailable as error:
                 log.info("%s waits: %s", self.mark, error)
-            except (LocalError, OSError) as error:
+            except (LocalError, OSError, ValueError) as error:  # ValueError: a NUL in an argument or a variable
                 self._wait_for("CreateContainerError", str(error))
             await self._sleep(_RETRY_S)
         return None

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable
 
+from paceline_local.backoff import BackOff
 from paceline_local.client import ApiClient
 from paceline_local.deployment_status import deployment_status, progress_deadline
 from paceline_local.errors import ApiError, ApiUnavailable
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 _SETTLE_S = 0.02  # one user action makes several events; one round is enough for them
 _RETRY_S = 1.0
 _QUOTA_RETRY_S = 5.0
+_BACK_OFF = BackOff(first=1.0, limit=60.0, failures=1)  # for an object that can't be worked on; waits from the first time on
 
 
 class Controllers:
@@ -46,6 +48,7 @@ class Controllers:
         self._changed = asyncio.Event()
         self._wake_at: float | None = None
         self._failures: dict[str, str] = {}  # ReplicaSet uid → why its pods can't be created
+        self._stuck: dict[str, BackOff] = {}  # by uid: objects whose work failed in the last round
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -82,6 +85,7 @@ class Controllers:
         deployments = (await self._client.list(DEPLOYMENTS)).items
         replica_sets = (await self._client.list(REPLICA_SETS)).items
         pods = _by_controller((await self._client.list(PODS)).items)
+        self._forget({obj["metadata"]["uid"] for obj in (*deployments, *replica_sets)})
         for replica_set in replica_sets:
             await self._alone(replica_set, self._sync_pods(replica_set, pods[replica_set["metadata"]["uid"]]))
         owned = _by_controller(replica_sets)
@@ -90,13 +94,27 @@ class Controllers:
                 work = self._sync_deployment(deployment, owned[deployment["metadata"]["uid"]])
                 await self._alone(deployment, work)
 
+    def _forget(self, alive: set[str]) -> None:
+        for uids in (self._failures, self._stuck):
+            for uid in uids.keys() - alive:
+                del uids[uid]
+
     async def _alone(self, obj: Manifest, work: Coroutine[None, None, None]) -> None:
-        """Do one object's work; the server's refusal of it must not keep the others from theirs."""
+        """Do one object's work; its refusal by the server, or nonsense in it, must not keep the others from theirs."""
+        uid = obj["metadata"]["uid"]
         try:
             await work
+            self._stuck.pop(uid, None)
+            return
+        except ApiUnavailable:
+            raise
         except ApiError as error:
-            log.warning("%s %s, trying again: %s", obj["kind"], key_of(obj), error)
-            self._wake(time.time() + _RETRY_S)
+            why: object = error
+        except Exception as error:  # noqa: BLE001  # a Deployment that no server checked: one such thing must not end the agent
+            why = repr(error)
+        back_off = self._stuck[uid] = self._stuck.get(uid, _BACK_OFF).ended(0.0)
+        log.warning("%s %s, trying again in %g s: %s", obj["kind"], key_of(obj), back_off.delay, why)
+        self._wake(time.time() + back_off.delay)
 
     async def _sync_pods(self, replica_set: Manifest, pods: list[Manifest]) -> None:
         uid, now = replica_set["metadata"]["uid"], time.time()

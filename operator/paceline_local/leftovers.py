@@ -20,16 +20,19 @@ _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def lock_stack(state: StateDir) -> Iterator[None]:
-    """Hold the stack's lock. Raises `LocalError` if another supervisor has it. The kernel drops it with its process."""
-    descriptor = _locked(state)
+def lock_stack(state: StateDir, *, patience: float = 0.0) -> Iterator[None]:
+    """Hold the stack's lock. Raises `LocalError` if another supervisor has it. The kernel drops it with its process.
+
+    With `patience` (seconds) who has it only for a moment, to see whether a stack is up, isn't taken for a supervisor.
+    """
+    descriptor = _locked(state, time.monotonic() + patience)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _locked(state: StateDir) -> int:
+def _locked(state: StateDir, deadline: float) -> int:
     """Return the descriptor of the locked file; the lock counts only if the file is still the one that others find."""
     while True:
         descriptor = os.open(state.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -37,7 +40,10 @@ def _locked(state: StateDir) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise LocalError(f"a stack is already up in {state.home}") from error
+            if time.monotonic() >= deadline:
+                raise LocalError(f"a stack is already up in {state.home}") from error
+            time.sleep(_POLL_S)
+            continue
         with contextlib.suppress(FileNotFoundError):  # `down` removed it between our two calls
             if state.lock.stat().st_ino == os.fstat(descriptor).st_ino:
                 return descriptor

@@ -76,4 +76,7 @@ class Mirror:
             self.items.pop(key_of(item), None)
         else:
             self.items[key_of(item)] = item
-        self._on_change(kind, item)
+        try:
+            self._on_change(kind, item)
+        except Exception:  # one object's trouble must not end the view of all others
+            log.exception("%s of %s %s can't be dealt with", kind, self._resource.kind, key_of(item))

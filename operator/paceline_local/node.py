@@ -19,7 +19,7 @@ import aiohttp
 from paceline_local.addresses import AddressBook, Network
 from paceline_local.client import ApiClient
 from paceline_local.container import CONTAINER_MARKER
-from paceline_local.errors import ApiError, ApiUnavailable
+from paceline_local.errors import ApiError, ApiUnavailable, LocalError
 from paceline_local.events import EventRecorder
 from paceline_local.manifests import Manifest, is_deleting, key_of
 from paceline_local.mirror import Mirror
@@ -195,7 +195,7 @@ class NodeAgent:
             return
         self._binding.add(uid)
         try:
-            message = unschedulable(pod, self._labels, self._resources) or unsupported(pod)
+            message = _unplaceable(pod, self._labels, self._resources)
             await self._retry(pod, lambda: self._assign(pod) if message is None else self._refuse(pod, message))
         finally:
             self._binding.discard(uid)
@@ -239,6 +239,13 @@ class NodeAgent:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _unplaceable(pod: Manifest, labels: dict[str, str], resources: dict[str, str]) -> str | None:
+    try:
+        return unschedulable(pod, labels, resources) or unsupported(pod)
+    except LocalError as error:  # a quantity that isn't one
+        return str(error)
 
 
 def _strays(state: StateDir, uids: set[str]) -> list[ProcessId]:

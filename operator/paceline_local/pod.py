@@ -105,7 +105,7 @@ class PodWorker:
         try:
             await self._deleting.wait()
             await self._stop_containers(self._grace)
-            await work
+            await asyncio.wait([work])  # also after a failure of ours, which is told, the pod has to go
         finally:
             publisher.cancel()
             with contextlib.suppress(asyncio.CancelledError):

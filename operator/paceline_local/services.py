@@ -72,20 +72,28 @@ class Services:
         again = False
         wanted: set[tuple[str, str, int]] = set()
         for service in list(self._services.items.values()):
-            if not service_ports(service):
-                continue
             try:
-                address: str | None = await self._address(service)
-            except (ApiError, ApiUnavailable) as error:
-                log.warning("%s has no address yet: %s", key_of(service), error)
-                again = True
-                address = local_address(service)
-            if address is not None:
-                again |= await self._balance(service, address, wanted)
+                again |= await self._serve(service, wanted)
+            except Exception:  # a Service that no server checked must not take the others' addresses away
+                log.exception("%s can't be served", key_of(service))
         for key in set(self._balancers) - wanted:
             self._balancers.pop(key).close()
+        self._refused &= wanted
         self._release()
         return again
+
+    async def _serve(self, service: Manifest, wanted: set[tuple[str, str, int]]) -> bool:
+        """Do one Service's part of `_sync`; add what it listens on to `wanted`."""
+        if not service_ports(service):
+            return False
+        again = False
+        try:
+            address: str | None = await self._address(service)
+        except (ApiError, ApiUnavailable) as error:
+            log.warning("%s has no address yet: %s", key_of(service), error)
+            again = True
+            address = local_address(service)
+        return again if address is None else await self._balance(service, address, wanted) or again
 
     def _release(self) -> None:
         self._addresses.retain({service["metadata"]["uid"] for service in self._services.items.values()})

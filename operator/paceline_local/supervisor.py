@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.2
 _LOG_CHECK_S = 10.0
 _METRICS_PORT = 9090
+_LOCK_PATIENCE_S = 1.0
 _AGENT_GRACE_S = 25.0  # more than the node agent gives its pods
 # settings of ours that must not come from the shell that ran `up`: they would mean another cluster
 _DROPPED = ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
@@ -227,7 +228,7 @@ async def _supervise(state: StateDir, *, with_operator: bool) -> None:
 
 def _run(state: StateDir, *, with_operator: bool) -> None:
     state.create()
-    with lock_stack(state):
+    with lock_stack(state, patience=_LOCK_PATIENCE_S):
         remove_leftovers(state)
         asyncio.run(_supervise(state, with_operator=with_operator))
 

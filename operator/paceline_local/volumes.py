@@ -56,11 +56,12 @@ _ENV_SOURCES = {
 
 def decode_object(obj: Manifest) -> dict[str, bytes]:
     """Return the content of a ConfigMap (`data`, `binaryData`) or a Secret (`data` in base64)."""
-    if obj["kind"] == "Secret":
-        plain = {key: str(value).encode() for key, value in (obj.get("stringData") or {}).items()}
-        return {key: base64.b64decode(value) for key, value in (obj.get("data") or {}).items()} | plain
-    binary = {key: base64.b64decode(value) for key, value in (obj.get("binaryData") or {}).items()}
-    return {key: str(value).encode() for key, value in (obj.get("data") or {}).items()} | binary
+    encoded, plain = ("data", "stringData") if obj["kind"] == "Secret" else ("binaryData", "data")
+    try:
+        binary = {key: base64.b64decode(value) for key, value in (obj.get(encoded) or {}).items()}
+    except (TypeError, ValueError) as error:
+        raise ConfigMissing(f"{obj['kind']} {obj['metadata']['name']!r}: {encoded} isn't base64 ({error})") from error
+    return binary | {key: str(value).encode() for key, value in (obj.get(plain) or {}).items()}
 
 
 @dataclass(frozen=True)

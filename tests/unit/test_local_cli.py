@@ -3,21 +3,63 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from rich.console import Console
 
 from paceline_cli.local_apply import parse_manifests, pruned
 from paceline_cli.local_logs import find_streams
+from paceline_cli.local_stack import _stop
 from paceline_cli.local_view import pod_trouble, services_view, table_view
 from paceline_local.errors import LocalError
 from paceline_local.garbage import orphans
+from paceline_local.leftovers import lock_stack
 from paceline_local.manifests import age
-from paceline_local.state import StateDir
+from paceline_local.state import MARKER, StateDir
 
 GOOD = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+
+
+def test_a_look_at_the_lock_is_not_taken_for_a_stack(tmp_path):
+    state = StateDir(tmp_path)
+    looking, looked = threading.Event(), threading.Event()
+
+    def look():
+        with lock_stack(state):  # what `is_up` does
+            looking.set()
+            looked.wait(10)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    looking.wait(10)
+    with pytest.raises(LocalError, match="already up"), lock_stack(state):
+        pass
+    threading.Timer(0.2, looked.set).start()
+    with lock_stack(state, patience=30):
+        assert looked.is_set()
+    thread.join()
+
+
+def test_an_up_that_came_too_late_leaves_the_other_stack_alone(tmp_path):
+    state = StateDir(tmp_path)
+    command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
+    child = subprocess.Popen(command, env=os.environ | {MARKER: str(tmp_path)}, stdout=subprocess.PIPE)
+    child.stdout.readline()  # until then its environment is ours
+    try:
+        with lock_stack(state):
+            _stop(state, None)
+            assert child.poll() is None
+        _stop(state, None)
+        assert child.wait(10) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
 
 
 def test_documents_lists_and_empty_parts():

@@ -108,3 +108,19 @@ async def test_scaling_down_deletes_pods():
     server.objects[DEPLOYMENTS]["web"]["spec"]["replicas"] = 1
     await settle(controllers, server)
     assert len(server.objects[PODS]) == 1
+
+
+async def test_nonsense_in_a_deployment_ends_neither_the_others_nor_the_agent_and_is_tried_ever_less_often(monkeypatch):
+    odd = deployment("odd")
+    odd["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": "lots"}}
+    server = Server(odd, deployment("web"))
+    controllers, waits = Controllers(server), []
+    monkeypatch.setattr("paceline_local.controllers.time.time", lambda: 1000.0)
+    monkeypatch.setattr(controllers, "_wake", lambda when: waits.append(when - 1000.0) if when else None)
+    for _ in range(9):
+        await controllers.sync()
+    assert [p["metadata"]["labels"]["app"] for p in server.objects[PODS].values()] == ["web", "web"]
+    assert [wait for wait in waits if wait <= 60] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    del server.objects[DEPLOYMENTS]["odd"]
+    await controllers.sync()
+    assert controllers._stuck == {}
