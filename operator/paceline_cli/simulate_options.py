@@ -44,10 +44,10 @@ traffic_options = apply_options(
         help="Made-up traffic instead: rate, duration, prompt and output (tokens, or P50/P95/MOST), burst and every, "
         "prefixes (how many) and prefix (tokens of each), seed.",
     ),
-    click.option("--from", "start", default="0s", metavar="TIME", help="Leave out what came before this time of the trace."),
+    click.option("--from", "start", default="0s", metavar="TIME", help="Begin at this time of the trace, as in 30m."),
     click.option(
         "--for", "length", default="never", metavar="TIME",
-        help="Leave out what came later than so long after --from.",
+        help="Replay only so much of the trace, as in 10m.",
     ),
 )  # fmt: skip
 

@@ -41,7 +41,7 @@ def read_trace(path: Path) -> Trace:
         raise FormatError(f"can't read the trace {path}: {reason}") from None
     start = text.lstrip()[:1]
     try:
-        if start == "[" or (start == "{" and '"input_length"' not in text):
+        if start == "[" or (start == "{" and '"instance"' in text and '"input_length"' not in text):
             return trace_of_records(record for document in _documents(text) for record in document.requests)
         return _from_zero(_jsonl(text) if start == "{" else _csv(text))
     except FormatError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def evaluate(
         return [_noted(task(trace, candidate), progress) for candidate in todo]
     # spawned, not forked: the caller may have threads (a progress bar, the operator's event loop)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(width, context, initializer=_keep_trace, initargs=(trace,)) as pool:
+    with ProcessPoolExecutor(width, context, initializer=_begin, initargs=(trace,)) as pool:
         futures = [pool.submit(_evaluate_kept, task, candidate) for candidate in todo]
         for future in futures:
             future.add_done_callback(lambda _: progress())
@@ -140,7 +141,8 @@ def _results(futures: Sequence[Future[Summary]]) -> list[Summary]:
 _kept: list[Trace] = []  # in a worker process: the trace comes once, not with every candidate
 
 
-def _keep_trace(trace: Trace) -> None:
+def _begin(trace: Trace) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group: end at once, without a traceback
     _kept[:] = [trace]
 
 

@@ -55,6 +55,7 @@ def test_csv_of_seconds_with_other_columns_and_a_byte_order_mark(tmp_path):
         (CSV.replace("18:15:50.9951690,91", "18:15:49,91"), "row 4: its time is 1.99517 s before the row above"),
         (CSV.replace("2023-11-16 18:15:50.9951690,396", "yesterday,396"), "row 3: TIMESTAMP is 'yesterday'"),
         (CSV.replace("2023-11-16 18:15:50.9951690,396", "nan,396"), "row 3: TIMESTAMP is 'nan'"),
+        ('{"time": 0}', "row 1: no field timestamp"),
         ('{"timestamp": 0, "input_length": 5}', "row 1: no field output_length"),
         ('{"timestamp": 0, "input_length": "5", "output_length": 1}', "row 1: input_length is '5'"),
         ('{"timestamp": 0, "input_length": true, "output_length": 1}', "row 1: input_length is True"),
