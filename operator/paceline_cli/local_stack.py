@@ -31,7 +31,14 @@ _DOWN_TIMEOUT_S = 90.0  # pods' grace, then the control plane's
 @click.command()
 @home_option
 @click.option("--operator/--no-operator", default=True, help="Run the operator, too (or start your own).")
-@click.option("--timeout", default=_UP_TIMEOUT_S, show_default=True, help="Seconds to wait until all of it is ready.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=_UP_TIMEOUT_S,
+    show_default=True,
+    help="How long to wait until all of it is ready.",
+)
 def up(state: StateDir, operator: bool, timeout: float) -> None:
     """Start the control plane, the node agent and the operator, and wait until they are ready."""
     if is_up(state):
@@ -90,7 +97,7 @@ def _trouble(said: dict[str, Any]) -> str:
     """Return what the children that aren't ready say."""
     waiting = {name: child for name, child in said.get("children", {}).items() if child["health"] != "ready"}
     return "; ".join(f"{name}: {child['message'] or child['health']}" for name, child in waiting.items()) or said.get(
-        "phase", ""
+        "phase", "the supervisor is starting"
     )
 
 
@@ -155,6 +162,8 @@ _OURS = ("apiserver", "logs", "pods", "claims", "kubeconfig", "status.json", "ne
 
 def _remove_state(state: StateDir) -> None:
     shutil.rmtree(state.scratch, ignore_errors=True)
+    if state.foreign() is not None:
+        return
     for name in _OURS:
         path = state.home / name
         if path.is_dir() and not path.is_symlink():

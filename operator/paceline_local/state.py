@@ -78,8 +78,17 @@ class StateDir:
         """Return the log file of one of the stack's own processes."""
         return self.logs / f"{name}.log"
 
+    def foreign(self) -> str | None:
+        """Return the name of something in a home that was never a stack's, None if it may be used (and cleaned) as ours."""
+        if self.lock.exists() or self.api.exists() or not self.home.is_dir():
+            return None
+        return next((path.name for path in self.home.iterdir() if not path.name.startswith(".")), None)
+
     def create(self) -> None:
         """Make the folders, readable only by the user: they hold Secrets and keys. Raises `LocalError` or OSError."""
+        other = self.foreign()
+        if other is not None:  # `down` would delete what merely has the name of something of ours, such as `logs`
+            raise LocalError(f"{self.home} isn't a stack's folder (it holds {other!r}): choose an empty or a new one")
         for folder in (self.home, self.api, self.logs, self.pods, self.claims, self.scratch):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = self.scratch.lstat()  # anybody may make a folder in /tmp, and wait for us to write into it

@@ -118,6 +118,23 @@ def test_without_a_stack_every_command_says_so_in_one_line(tmp_path, arguments, 
     assert said in (done.stdout + done.stderr)
 
 
+def test_a_folder_of_somebody_else_is_neither_used_nor_cleaned(tmp_path):
+    mine = tmp_path / "logs" / "precious.log"
+    mine.parent.mkdir()
+    mine.write_text("not yours")
+    up, down = paceline("up", home=tmp_path), paceline("down", home=tmp_path)
+    assert (up.returncode, down.returncode) == (2, 0)
+    assert "isn't a stack's folder (it holds 'logs'): choose an empty or a new one" in up.stderr
+    assert [path.name for path in tmp_path.rglob("*")] == ["logs", "precious.log"]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "0"])
+def test_a_timeout_is_a_time(tmp_path, seconds):
+    done = paceline("up", "--timeout", seconds, home=tmp_path / "home")
+    assert (done.returncode, (tmp_path / "home").exists()) == (2, False)
+    assert "--timeout" in done.stderr
+
+
 @pytest.mark.parametrize("group", [(), ("local",)])
 def test_a_group_alone_shows_its_help(group):
     done = subprocess.run([sys.executable, "-m", "paceline_cli", *group], capture_output=True, text=True, check=False)
