@@ -16,11 +16,11 @@ class KnobBoard:
     Restart-class knobs size what is already built, so they keep the value that this process started with.
     """
 
-    def __init__(self, knobs: Knobs) -> None:
+    def __init__(self, knobs: Knobs, first_epoch: int = 0) -> None:
         self.knobs = knobs
-        self.epoch = 0
+        self.epoch = first_epoch
         self._pending: Knobs | None = None
-        self._newest = 0
+        self._newest = first_epoch
         self._previous: Knobs | None = None
 
     @property

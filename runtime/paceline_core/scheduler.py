@@ -50,10 +50,11 @@ class Scheduler:
         max_model_len: int,
         pipeline_depth: int = 1,
         step_model: StepPredictor | None = None,
+        first_epoch: int = 0,
     ) -> None:
         self.max_model_len = max_model_len
         self._pipeline = Pipeline(pipeline_depth)
-        self._board = KnobBoard(knobs)
+        self._board = KnobBoard(knobs, first_epoch)
         self._model = step_model
         self._kv = KvCache(num_blocks, knobs.block_size, caching=knobs.prefix_caching)
         self._gate = ResultGate()
@@ -72,7 +73,7 @@ class Scheduler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the knobs in force: 0 at the start, one more per change."""
+        """The epoch of the knobs in force: `first_epoch` at the start, one more per change."""
         return self._board.epoch
 
     @property
@@ -180,9 +181,8 @@ class Scheduler:
             if self._pipeline:
                 return None  # the runner rebuilds its pool when no block is in use
             resized = self._rebuild_pool(now)
-        if self._planner.policy.deadlines:
-            for seq in self._watch.hopeless(now):
-                self._end(seq, FinishReason.REFUSED, now)
+        for seq in self._watch.hopeless(now) if self._planner.policy.deadlines else ():
+            self._end(seq, FinishReason.REFUSED, now)
         builder = StepBuilder(self._pipeline.next_step, self.knobs.max_num_batched_tokens, self.knobs.max_num_seqs)
         self._planner.fill(builder, now)
         if not builder.entries and resized is None:

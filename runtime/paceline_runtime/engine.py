@@ -90,7 +90,7 @@ class Turn:
 class Engine:
     """Drives a scheduler and a runner with up to `pipeline_depth` plans in flight. One thread calls everything here.
 
-    `fitter` may bring steps that were measured before.
+    `fitter` may bring steps that were measured before; `first_epoch` goes on where an engine before this one ended.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class Engine:
         *,
         pipeline_depth: int = 1,
         fitter: StepTimeFitter | None = None,
+        first_epoch: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -122,6 +123,7 @@ class Engine:
             max_model_len=backend.max_model_len,
             pipeline_depth=pipeline_depth,
             step_model=self.step_model,
+            first_epoch=first_epoch,
         )
 
     # -- requests ---------------------------------------------------------------------------------------------------

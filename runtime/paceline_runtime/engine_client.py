@@ -188,7 +188,9 @@ class EngineClient:
         """Run one engine process to its end and return how it ended."""
         self.starts += 1
         knobs = knobs_to_wire(self._knobs.target)
-        link = EngineLink(dataclasses.replace(self._settings, knobs=knobs))
+        # records of this engine and of the one before are read together: an epoch must not mean two things
+        first_epoch = 0 if self.starts == 1 else self._knobs.epoch + 1
+        link = EngineLink(dataclasses.replace(self._settings, knobs=knobs, first_epoch=first_epoch))
         self._link, self._started_with = link, self._knobs.revision
         try:
             await link.start()

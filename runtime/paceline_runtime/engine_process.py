@@ -209,7 +209,8 @@ def _start(settings: EngineSettings, outbox: zmq.Socket[bytes], inbox: zmq.Socke
     backend = load_backend(settings, knobs)
     fitter = StepTimeFitter()
     profile_steps(backend, knobs, fitter)
-    engine = Engine(backend, knobs, pipeline_depth=_depth(settings, backend.device), fitter=fitter)
+    depth = _depth(settings, backend.device)
+    engine = Engine(backend, knobs, pipeline_depth=depth, fitter=fitter, first_epoch=settings.first_epoch)
     log_event(
         "engine_ready", device=backend.device, kv_blocks=backend.num_blocks, block_size=knobs.block_size,
         kv_tokens=backend.num_blocks * knobs.block_size, max_model_len=backend.max_model_len,

@@ -28,6 +28,7 @@ class EngineSettings:
 
     `knobs` are complete and in wire form. `gpu_memory_utilization` (share of the device's whole memory, as in vLLM) replaces
     the knob kvMemoryFraction for the size of the first pool. `num_blocks` overrides the size of the pool altogether.
+    `first_epoch` is the knob epoch that it starts with.
     """
 
     model: str | None
@@ -44,6 +45,7 @@ class EngineSettings:
     seed: int = 0
     threads: int = 1
     pipeline_depth: int | None = None
+    first_epoch: int = 0
     log_format: str = "text"
 
 

@@ -246,6 +246,8 @@ def test_kill_9_of_the_engine(start_runtime) -> None:
     document = runtime.admin.get("/admin/knobs").json()
     assert document["instance"] != instance
     assert (document["knobs"]["strategy"], document["knobs"]["maxQueueDelay"]) == ("dynamic", "3ms")
+    epochs = [record["epoch"] for record in runtime.admin.get("/admin/observe").json()["requests"]]
+    assert epochs == [1, 1, 2]  # the new engine goes on counting: its epoch 0 would be mistaken for the old one's
     assert runtime.metric("paceline_engine_restarts_total") == 1
     assert runtime.metric("paceline_requests_total", outcome="failed") == 2
 
