@@ -69,10 +69,11 @@ def load_configuration() -> client.Configuration:
     configuration = client.Configuration()
     configuration.retries = False  # ours are counted and bounded; the client's would hide an overloaded server
     try:
-        if not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        kubeconfig = os.environ.get("KUBECONFIG") or None  # the client itself looks only when it is imported
+        if kubeconfig is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            config.load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+            config.load_kube_config(kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError, ValueError) as error:
         raise SettingsError(f"no API server to talk to: {error}; set KUBECONFIG or run in a cluster") from error
     return configuration

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_operator.knob_sync import KnobState, PodKnobs
-from paceline_operator.pods import Finding, is_leaving, is_ready, worst
+from paceline_operator.pods import Finding, diagnose, is_leaving, is_ready, worst
 from paceline_operator.spec import InferenceService
 
 __all__ = ["Condition", "conditions_of"]
@@ -55,12 +55,13 @@ def conditions_of(
 ) -> list[Condition]:
     """Return all conditions, in the order in which they are read."""
     alive = [pod for pod in pods if not is_leaving(pod)]
-    finding, rollout = worst(pods) or _refused_pods(deployment), _rollout(deployment)
+    findings = [found for found in (worst(pods), _refused_pods(deployment)) if found]
+    finding, rollout = min(findings, key=lambda found: found.rank, default=None), _rollout(deployment)
     found = [
         _spec_valid(spec_error),
         _ready(spec_error, failure, rollout, finding),
         _progressing(spec_error, failure, rollout, finding),
-        _scheduled(alive, finding),
+        _scheduled(alive),
         _model_ready(alive, finding),
         _knobs_synced(knobs),
         _metrics_available(knobs),
@@ -139,11 +140,13 @@ def _progressing(
     return Condition("Progressing", "True", "RollingOut", f"{counts}{_because(finding)}")
 
 
-def _scheduled(alive: Pods, finding: Finding | None) -> Condition:
+def _scheduled(alive: Pods) -> Condition:
     if not alive:
         return Condition("Scheduled", "Unknown", "NoPods", "there are no pods")
-    if finding and finding.reason == "Unschedulable":
-        return Condition("Scheduled", "False", "Unschedulable", finding.message)
+    # not the worst finding: one pod may crash while another finds no node
+    for finding in filter(None, map(diagnose, alive)):
+        if finding.reason == "Unschedulable":
+            return Condition("Scheduled", "False", "Unschedulable", finding.message)
     if all(pod.get("spec", {}).get("nodeName") for pod in alive):
         return Condition("Scheduled", "True", "Scheduled", "every pod has a node")
     return Condition("Scheduled", "Unknown", "Waiting", "the scheduler hasn't looked at every pod yet")

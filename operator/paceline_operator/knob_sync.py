@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -16,9 +16,10 @@ from paceline_operator.errors import AdminError
 from paceline_operator.metrics import Metrics
 from paceline_operator.pods import Instance
 
-__all__ = ["KnobState", "KnobSync", "PodKnobs", "Target", "difference"]
+__all__ = ["KnobState", "KnobSync", "PodKnobs", "Target", "difference", "states"]
 
 _SOON = 1.0  # seconds: a change applies at a step boundary, which is a matter of milliseconds, or of one long prefill
+_STARTED = "the pod is starting"
 _STARTING = 10.0  # seconds: a pod that becomes ready is looked at because of that; this is only for lost events
 
 
@@ -112,7 +113,7 @@ class KnobSync:
 
     def _failed(self, target: Target, pod: Instance, error: AdminError) -> PodKnobs:
         if not pod.ready and error.status in (0, 503):
-            return PodKnobs(KnobState.PENDING, "the pod is starting", again=_STARTING)
+            return PodKnobs(KnobState.PENDING, _STARTED, again=_STARTING)
         if error.status in (409, 412):
             return PodKnobs(KnobState.PENDING, "somebody else changed its knobs at the same time; asked again", again=_SOON)
         outdated = pod.restart_hash != target.restart_hash
@@ -121,6 +122,19 @@ class KnobSync:
             return PodKnobs(KnobState.NEEDS_RESTART, "goes with the rollout")
         state = KnobState.REFUSED if 400 <= error.status < 500 else KnobState.UNREACHABLE
         return PodKnobs(state, str(error))
+
+
+def states(target: Target, pods: list[Instance], known: Mapping[str, PodKnobs]) -> dict[str, PodKnobs]:
+    """Return the knob state by pod as it may be told: what was seen before the spec or the process changed may not hold."""
+    return {pod.name: _told(target, pod, known.get(pod.name)) for pod in pods}
+
+
+def _told(target: Target, pod: Instance, known: PodKnobs | None) -> PodKnobs:
+    if known is None:
+        return PodKnobs(KnobState.PENDING, "not asked yet" if pod.ready else _STARTED)
+    if known.state in (KnobState.SYNCED, KnobState.NEEDS_RESTART) and not _settled(known, target, pod):
+        return replace(known, state=KnobState.PENDING, message="not asked yet")
+    return known
 
 
 def _settled(known: PodKnobs | None, target: Target, pod: Instance) -> bool:

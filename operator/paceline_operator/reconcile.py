@@ -13,11 +13,11 @@ from paceline_operator.cluster import Cluster
 from paceline_operator.drift import drift, is_left_over, is_owned_by, project
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject, SpecError
 from paceline_operator.events import decisions, event_of
-from paceline_operator.knob_sync import PodKnobs, Target
+from paceline_operator.knob_sync import PodKnobs, Target, states
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, admin_token, digest
 from paceline_operator.pod import restart_hash
-from paceline_operator.pods import is_mounting
+from paceline_operator.pods import instances, is_mounting
 from paceline_operator.policy import check_policy
 from paceline_operator.render import Manifest, render
 from paceline_operator.settings import Settings
@@ -160,7 +160,11 @@ class Reconciler:
     ) -> None:
         """Write the status if it changed, and an event for each decision in it."""
         pods = self.store.all(key, "Pod")
-        names = {pod["metadata"]["name"] for pod in pods}
+        running = instances(pods)
+        if service is not None:
+            told = states(self._target(service), running, knobs)
+        else:  # nobody asks for anything else
+            told = {pod.name: knobs[pod.name] for pod in running if pod.name in knobs}
         deployments = self.store.all(key, "Deployment")
         seen = Observation(
             body=body,
@@ -170,7 +174,7 @@ class Reconciler:
             failure=failure,
             deployment=next((d for d in deployments if is_owned_by(d, body["metadata"]["uid"])), None),
             pods=pods,
-            knobs={name: state for name, state in knobs.items() if name in names},
+            knobs=told,
         )
         old, new = body.get("status") or {}, status_of(seen)
         patch = merge_patch(old, new)

@@ -164,7 +164,7 @@ def test_the_reference_in_the_repository_is_what_the_code_says(tmp_path, capsys)
 
 def test_the_reference_has_every_field_with_its_bounds():
     text = reference.render()
-    for path, schema in walk(SCHEMA["properties"]["spec"]):
+    for path, _ in walk(SCHEMA["properties"]["spec"]):
         name = path.rpartition(".")[2]
         if name not in ("", "items", "additionalProperties"):
             assert f".{name}` |" in text or f"`{name}` |" in text, path

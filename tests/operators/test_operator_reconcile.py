@@ -8,8 +8,10 @@ from operator_kit import MINIMAL, body, now, settings
 from operator_pods import deployment, running, waiting
 
 from paceline_operator.errors import ApiRefused, ApiUnavailable
+from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import APPLIED, SERVICE_LABEL
+from paceline_operator.pods import instances
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.store import Key, Store
 
@@ -255,6 +257,26 @@ async def test_another_operator_key_renews_the_secret_without_rolling_pods(world
     await world.run()
     assert [kind for verb, kind in world.cluster.calls if verb == "apply"] == ["Secret", "Deployment"]
     assert world.cluster.objects["Deployment", "chat"]["spec"]["template"] == template
+
+
+async def test_knobs_count_as_synced_only_once_pods_were_asked_for_these(world):
+    target = (await world.run()).target
+    world.sees("Pod", running(restarts=0))
+    process = instances(world.store.all(KEY, "Pod"))[0].process
+    synced = PodKnobs(KnobState.SYNCED, revision=2, epoch=1, verified=(target.digest, process))
+    await world.run()
+    assert world.condition("KnobsSynced")["reason"] == "Pending"  # nobody has asked it yet
+    await world.run(**{"chat-1": synced})
+    assert world.condition("KnobsSynced")["status"] == "True"
+    world.manifest(MINIMAL | {"batching": {"maxNumSeqs": 8}}, generation=2)
+    await world.run(**{"chat-1": synced})
+    told = world.condition("KnobsSynced")
+    assert (told["status"], told["reason"], told["observedGeneration"]) == ("False", "Pending", 2)
+    assert world.store.service(KEY)["status"]["pods"]["chat-1"] == {"state": "Pending", "revision": 2, "epoch": 1}
+    world.manifest(MINIMAL, generation=3)
+    world.sees("Pod", running(restarts=1))  # a new process may have read older files
+    await world.run(**{"chat-1": synced})
+    assert world.condition("KnobsSynced")["reason"] == "Pending"
 
 
 async def test_the_status_follows_pods(world):

@@ -216,6 +216,19 @@ def test_pods_that_the_server_refuses_to_make_are_told():
     assert says(found, "Progressing") == ("False", "Blocked")
 
 
+def test_a_pod_without_a_node_is_told_while_another_crashes():
+    found = status(deployment=deployment(replicas=2), pods=[pod(state=ended(2, ONE_LINE)), unschedulable("no GPU")])
+    assert says(found, "Scheduled") == ("False", "Unschedulable")
+    assert says(found, "Ready") == ("False", "StartFailed")
+
+
+def test_pods_that_are_refused_are_told_while_others_load():
+    short = deployment(replicas=2, updated=1, total=1)
+    short["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
+    found = status(deployment=short, pods=[pod(state={"running": {}})])
+    assert says(found, "Ready") == ("False", "PodsRefused")
+
+
 def test_a_rollout_that_makes_no_progress_is_told():
     stuck = deployment(replicas=2, ready=1, updated=1, total=2)
     first = status(deployment=stuck, pods=[running("old"), pod(name="new", state={"running": {}})])
