@@ -168,3 +168,21 @@ def test_a_queue_that_would_break_the_objective_doesnt_stop_the_skipping():
     result, model = count(trace, knobs)
     assert result.outcomes[2].parts.objective > 3
     assert model.skipped >= result.steps - 20
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_guard_that_recovers_during_a_stride_is_seen(depth):
+    """After a preemption admission backs off; what waits is let in as soon as the guard has recovered far enough."""
+    requests = ((0.0, 30, 200), (40.0, 4, 20), (40.0, 33, 200), (43.0, 37, 20))
+    trace = Trace(tuple(TraceRequest(*request) for request in requests))
+    knobs = Knobs(max_num_seqs=LIMIT, max_num_seqs_limit=LIMIT, block_size=BLOCK)
+    results = []
+    for skip in (False, True):
+        steps: list[tuple[float, float, StepShape, int]] = []
+        result = simulate(
+            trace, knobs, MODELS[0], num_blocks=80, max_model_len=300, pipeline_depth=depth, skip_ahead=skip,
+            on_step=lambda *step, log=steps: log.append(step),
+        )  # fmt: skip
+        results.append((result, steps))
+    assert results[0] == results[1]
+    assert results[0][0].preemptions == 1
