@@ -18,7 +18,8 @@ _NUCLEUS_WINDOW = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How one row is sampled. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
+    """How one row is sampled. `temperature` 0 is greedy, else it is at least 1e-5 (the logits divided by it are float32);
+    `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
 
     `uniform` in [0, 1) is the row's random number. Filters apply in this order: temperature, top_k, top_p, min_p.
     """

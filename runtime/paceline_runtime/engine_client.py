@@ -114,9 +114,9 @@ class EngineClient:
         if self.state is not EngineState.READY or self._link is None:
             raise EngineNotReady(f"the engine is {self.state}")
         sequence = LiveSequence(next(self._ids), submission, self._knobs.epoch)
-        self._live[sequence.seq_id] = sequence
         s = submission
         self._link.send(AddSequence(sequence.seq_id, s.tokens, s.params, s.arrival, s.priority, s.deadline))
+        self._live[sequence.seq_id] = sequence  # not before it is sent: what fails to be would never end
         return sequence
 
     def stop(self, sequence: LiveSequence, reason: FinishReason) -> None:

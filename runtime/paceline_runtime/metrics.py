@@ -46,8 +46,10 @@ class RuntimeMetrics:
         self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use (1 = all).")
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT)
         self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", _ITL)
-        self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", _E2E)
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens computed.")
+        self.e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the result (static and dynamic: of the batch).", _E2E
+        )
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that began to run.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self.preemptions = self._counter("vllm:num_preemptions", "Sequences that lost their KV and were recomputed.")
         self._cache_config = Gauge(

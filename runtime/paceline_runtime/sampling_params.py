@@ -15,6 +15,9 @@ _MAX_STOPS = 16  # four in the OpenAI API; every stop text is searched in every 
 _MAX_STOP_CHARS = 256
 _MAX_STOP_IDS = 256
 _MAX_SEED = 2**64 - 1
+_MAX_ID = 2**31 - 1  # of tokens and counts of them; what is larger fits no tensor and no message
+# Below this the most likely token is all but certain, and logits divided by it leave float32: then no token is left to draw.
+_GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class SamplingParams:
     """How one sequence is sampled and when it ends.
 
     - `max_tokens`: new tokens at most (≥ 1); `min_tokens`: no stop token before so many.
-    - `temperature`: 0 is greedy, 1 the model's own distribution, at most 2.
+    - `temperature`: 0 (or less than 1e-5) is greedy, 1 the model's own distribution, at most 2.
     - `top_k`: only the k most likely tokens; 0 (or -1) is all of them. `top_p`: the smallest set with that share of the
       probability. `min_p`: tokens at least that likely relative to the most likely one.
     - `seed`: the same seed gives the same tokens, whatever else runs. None: a fresh one for each sequence.
@@ -50,7 +53,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         _integer("max_tokens", self.max_tokens, 1)
-        _integer("top_k", self.top_k, 0)
+        _integer("top_k", self.top_k, 0, _MAX_ID)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens, "max_tokens")
         _number("temperature", self.temperature, 0, 2)
         _number("top_p", self.top_p, 0, 1, low_exclusive=True)
@@ -65,7 +68,7 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken each time."""
-        return self.temperature == 0
+        return self.temperature < _GREEDY_BELOW
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -81,7 +84,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 def _ids(value: object) -> tuple[int, ...]:
     items = _items("stop_token_ids", value)
-    ids = tuple(item for item in items if isinstance(item, int) and _is_int(item) and item >= 0)
+    ids = tuple(item for item in items if isinstance(item, int) and _is_int(item) and 0 <= item <= _MAX_ID)
     if len(ids) < len(items) or len(ids) > _MAX_STOP_IDS:
         bound = f"at most {_MAX_STOP_IDS} token ids"
         raise SamplingParamsError("stop_token_ids", f"stop_token_ids must be a list of {bound}, got {value!r}")

@@ -165,6 +165,8 @@ BAD_BODIES = [
     ("temperature of a wrong type", {"temperature": "hot"}, 400, "temperature"),
     ("top_p zero", {"top_p": 0}, 400, "top_p"),
     ("top_k below -1", {"top_k": -2}, 400, "top_k"),
+    ("top_k beyond any message", {"top_k": 1 << 64}, 400, "top_k"),
+    ("a stop token beyond any message", {"stop_token_ids": [1 << 64]}, 400, "stop_token_ids"),
     ("seed beyond 64 bits", {"seed": 1 << 70}, 400, "seed"),
     ("min above max", {"max_tokens": 4, "min_tokens": 5}, 400, "min_tokens"),
     ("empty stop text", {"stop": ""}, 400, "stop"),

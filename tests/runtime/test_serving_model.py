@@ -57,6 +57,13 @@ def test_sampling_with_a_seed_repeats(runtime: RuntimeProcess) -> None:
     assert ask(1) != ask(2)
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-300, 5e-324])
+def test_a_temperature_of_nearly_nothing_is_greedy(runtime: RuntimeProcess, temperature: float) -> None:
+    body = {"prompt": "The capital of France is", "max_tokens": 4}
+    answers = [runtime.complete(**body, temperature=t, top_p=0.9).json() for t in (0, temperature)]
+    assert answers[0]["choices"][0]["text"] == answers[1]["choices"][0]["text"]
+
+
 def test_a_resized_pool_continues_the_same_text(runtime: RuntimeProcess) -> None:
     body = {"prompt": "The three primary colours are", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     expected = runtime.complete(**body).json()["choices"][0]["text"]

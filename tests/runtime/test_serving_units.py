@@ -619,6 +619,23 @@ async def test_an_engine_that_was_ready_is_started_again_without_end(supervised)
         client.submit(Submission("r", [1], SamplingParams(), 0.0))
 
 
+async def test_what_fails_to_be_sent_is_not_waited_for(supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _, _ = supervised
+
+    class Script(list):
+        def __iter__(self):
+            yield READY
+            with pytest.raises(OverflowError):
+                client.submit(Submission("r", [1 << 70], SamplingParams(), 0.0))
+            assert not client.live
+
+    monkeypatch.setattr(FakeLink, "send", lambda _self, message: encode(message))
+    FakeLink.scripts = [Script()]
+    with pytest.raises(EngineCannotStart):
+        await client.run()
+    assert FakeLink.scripts == []
+
+
 async def test_each_change_hears_its_own_refusal_and_none_is_told_twice(supervised) -> None:
     client, _, knobs = supervised
     changes: list[KnobChange] = []
