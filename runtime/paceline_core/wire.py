@@ -171,14 +171,16 @@ def from_json(kind: type[T], data: Any) -> T:
     """Return `data` (parsed JSON) as the dataclass `kind`. Raises `FormatError` that names the field."""
     if not isinstance(data, Mapping):
         raise FormatError(f"{kind.__name__} must be a JSON object, got {type(data).__name__}")
-    values = {}
+    values, missing = {}, []
     hints = _hints(typing.cast("Hashable", kind))
     for spec in dataclasses.fields(kind):  # type: ignore[arg-type]  # kind is a dataclass of this module
         name = _camel(spec.name)
         if name in data:
             values[spec.name] = _decode(hints[spec.name], data[name], f"{kind.__name__}.{name}")
         elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
-            raise FormatError(f"{kind.__name__} lacks the field {name}")
+            missing.append(name)
+    if missing:
+        raise FormatError(f"{kind.__name__} lacks the field{'s' * (len(missing) > 1)} {', '.join(missing)}")
     if values.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise FormatError(f"{kind.__name__} has schema version {values['schema_version']}, this code reads {SCHEMA_VERSION}")
     return kind(**values)

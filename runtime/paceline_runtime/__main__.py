@@ -19,6 +19,7 @@ from paceline_core.main import run_command
 from paceline_runtime.flags import knob_options, knobs_given
 from paceline_runtime.logs import LOG_FORMATS, set_up_logging
 from paceline_runtime.settings import (
+    STEP_MODEL_EXAMPLE,
     EngineSettings,
     RuntimeSettings,
     SettingsError,
@@ -90,7 +91,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="Where steps run; clock sleeps for the time that a step model gives and emits placeholder text.",
 )
-@click.option("--step-model", type=_FILE, help="JSON file with the step model of --device clock.")
+@click.option("--step-model", type=_FILE, help=f"Step model of --device clock, in seconds: {STEP_MODEL_EXAMPLE}.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
@@ -149,7 +150,7 @@ _FILE = click.Path(path_type=Path)
     help="Requests that may wait; more get 429 with Retry-After.",
 )
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Largest request body.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of sampling without a seed.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --load-format dummy.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads.  [default: the CPUs that this process may use]")
 @click.option("--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="One line per event.")
 @knob_options
@@ -169,7 +170,7 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
     p = parameters
     clock = p["device"] == "clock"
     if clock and p["step_model"] is None:
-        raise SettingsError('--device clock needs --step-model FILE, as in {"constant": 0.01, "decodeTokens": 0.0001, …}')
+        raise SettingsError(f"--device clock needs --step-model FILE with seconds, as in {STEP_MODEL_EXAMPLE}")
     if not clock and p["step_model"] is not None:
         raise SettingsError("--step-model goes with --device clock only")
     if not clock and p["model"] is None:

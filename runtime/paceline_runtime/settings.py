@@ -10,12 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline_core.errors import FormatError, PacelineError
+from paceline_core.errors import FormatError, KnobError, PacelineError
 from paceline_core.knobs import Knobs, knobs_from_wire
 from paceline_core.step_time import StepModel
 from paceline_core.wire import StepModelDocument, from_json
 
-__all__ = ["EngineSettings", "RuntimeSettings", "SettingsError", "cpu_threads", "merge_knobs", "read_step_model"]
+__all__ = [
+    "STEP_MODEL_EXAMPLE",
+    "EngineSettings",
+    "RuntimeSettings",
+    "SettingsError",
+    "cpu_threads",
+    "merge_knobs",
+    "read_step_model",
+]
+
+
+STEP_MODEL_EXAMPLE = (
+    '{"constant": 0.01, "decodeTokens": 1e-4, "prefillTokens": 1e-4, "contextTokens": 0, "prefillAttention": 0}'
+)
 
 
 class SettingsError(PacelineError):
@@ -74,12 +87,21 @@ class RuntimeSettings:
 def merge_knobs(files: Sequence[Path], flags: Mapping[str, Any]) -> Knobs:
     """Return the knobs of files (later wins, a missing one says nothing) under flags (wire names; they win over files).
 
-    Raises `SettingsError` for a file that can't be read as `{"knobs": {…}}`, `KnobError` for names and values.
+    Raises `SettingsError` for a file that can't be read as `{"knobs": {…}}` or that holds a bad knob, `KnobError` for flags.
     """
     values: dict[str, Any] = {}
+    origins: dict[str, Path] = {}
     for path in files:
-        values.update(_read_knobs_file(path))
-    return knobs_from_wire({**values, **flags})
+        found = _read_knobs_file(path)
+        values.update(found)
+        origins.update(dict.fromkeys(found, path))
+    try:
+        return knobs_from_wire({**values, **flags})
+    except KnobError as error:
+        guilty = {str(origins[v.field]) for v in error.violations if v.field in origins and v.field not in flags}
+        if not guilty:
+            raise
+        raise SettingsError(f"{error} (in {', '.join(sorted(guilty))})") from None
 
 
 def _read_knobs_file(path: Path) -> Mapping[str, Any]:

@@ -54,7 +54,8 @@ def resolve_model(uri: str, revision: str | None = None) -> Path:
         raise UriError(f"revision {revision!r} makes sense with hf:// only, not with {uri!r}")
     path = _RESOLVERS[scheme](uri, rest, revision)
     if not path.exists():
-        raise ModelNotFound(f"model {uri!r} not found: {path} doesn't exist")
+        hint = f" (did you mean hf://{uri}?)" if _REPOSITORY.fullmatch(uri) else ""  # what other servers take as a name
+        raise ModelNotFound(f"model {uri!r} not found: {path} doesn't exist{hint}")
     return path
 
 

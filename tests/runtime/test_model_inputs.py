@@ -66,6 +66,11 @@ def test_nothing_there(uri):
         resolve_model(uri)
 
 
+def test_a_repository_without_its_scheme_is_recognised():
+    with pytest.raises(ModelNotFound, match=r"did you mean hf://Qwen/Qwen3-0\.6B\?"):
+        resolve_model("Qwen/Qwen3-0.6B")
+
+
 def test_revision_only_for_hugging_face():
     with pytest.raises(UriError, match="hf:// only"):
         resolve_model("/tmp", "main")

@@ -18,7 +18,10 @@ import httpx
 import pytest
 from serving_process import FAST, PATIENCE, SLOW, RuntimeProcess, alive, events, eventually
 
+from paceline_core.step_time import StepModel
+from paceline_core.wire import StepModelDocument, from_json
 from paceline_runtime.__main__ import main
+from paceline_runtime.settings import STEP_MODEL_EXAMPLE
 
 # -- start --------------------------------------------------------------------------------------------------------------
 
@@ -114,7 +117,19 @@ def test_a_bad_model_is_one_line(tmp_path: Path, model: str) -> None:
 def test_a_bad_knobs_file_is_one_line(refused_start, step_model: str, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "knobs.json"
     path.write_text(text)
-    assert words in refused_start(*clock(step_model), "--knobs-file", str(path))
+    line = refused_start(*clock(step_model), "--knobs-file", str(path))
+    assert words in line and str(path) in line
+
+
+def test_a_bad_flag_is_not_blamed_on_a_file(refused_start, step_model: str, tmp_path: Path) -> None:
+    path = tmp_path / "knobs.json"
+    path.write_text('{"knobs": {"maxNumSeqs": 8, "maxNumBatchedTokens": 64}}')
+    line = refused_start(*clock(step_model), "--knobs-file", str(path), "--max-num-batched-tokens", "4")
+    assert "maxNumBatchedTokens=4 breaks" in line and str(path) not in line
+
+
+def test_the_example_of_a_step_model_is_one() -> None:
+    StepModel.from_document(from_json(StepModelDocument, json.loads(STEP_MODEL_EXAMPLE)))
 
 
 @pytest.mark.parametrize("change", [{"constant": -1}, {"constant": "x"}, {"schemaVersion": 7}])

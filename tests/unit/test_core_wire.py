@@ -61,6 +61,11 @@ def test_fields_with_defaults_may_be_left_out():
     [
         (KnobsPatch, [], "must be a JSON object, got list"),
         (KnobsPatch, {}, "lacks the field knobs"),
+        (
+            StepModelDocument,
+            {"constant": 1.0, "decodeTokens": 0.1, "prefillTokens": 0},
+            "fields contextTokens, prefillAttention",
+        ),
         (KnobsPatch, {"knobs": 3}, "KnobsPatch.knobs must be an object"),
         (KnobsPatch, {"knobs": {}, "fencing": "7"}, "KnobsPatch.fencing must be int, got '7'"),
         (KnobsPatch, {"knobs": {}, "fencing": True}, "KnobsPatch.fencing must be int, got True"),
@@ -69,7 +74,7 @@ def test_fields_with_defaults_may_be_left_out():
         (RequestRecord, {**to_json(RECORD), "prefixHashes": [1, "x"]}, r"prefixHashes\[1\] must be int"),
         (RequestRecord, {**to_json(RECORD), "end": "late"}, "end must be float"),
         (StepModelDocument, {**to_json(DOCUMENTS[6]), "seen": {"decode_tokens": [1]}}, "must have 2 items, got 1"),
-        (ObserveDocument, {**to_json(DOCUMENTS[7]), "requests": [{}]}, "RequestRecord lacks the field requestId"),
+        (ObserveDocument, {**to_json(DOCUMENTS[7]), "requests": [{}]}, "RequestRecord lacks the fields requestId, arrival"),
     ],
 )
 def test_what_is_wrong_is_named(kind, data, says):
