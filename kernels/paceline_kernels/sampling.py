@@ -54,6 +54,7 @@ def _draw(logits: torch.Tensor, row: RowSampling) -> torch.Tensor:
     # the product may round to the whole mass; clamping to the last likely token keeps an impossible one out
     index = torch.searchsorted(mass, mass[-1] * row.uniform, right=True)
     index = index.clamp_max(torch.searchsorted(mass, mass[-1]))
+    index = index.clamp_max(len(mass) - 1)  # nan (a model that overflowed) passes nothing: any token, but not a crash
     return index if ids is None else ids[index]
 
 

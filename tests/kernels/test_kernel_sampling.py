@@ -85,3 +85,14 @@ def test_a_row_does_not_depend_on_its_batch():
     rows = [RowSampling(0.9, uniform=i / 12, **hows[i % 4]) for i in range(12)]
     alone = [sample(logits[i : i + 1], [rows[i]]).item() for i in range(12)]
     assert sample(logits, rows).tolist() == alone
+
+
+@pytest.mark.parametrize(
+    "row", [RowSampling(1.0, uniform=0.5), RowSampling(1.0, top_p=0.9), RowSampling(1.0, 5), RowSampling(0.0)]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_a_model_that_overflowed_still_gets_a_token(row, value):
+    logits = torch.stack([torch.full((50,), value), torch.arange(50.0)])
+    tokens = sample(logits, [row, RowSampling(0.0)]).tolist()
+    assert 0 <= tokens[0] < 50
+    assert tokens[1] == 49, "the others of the batch are served as ever"
