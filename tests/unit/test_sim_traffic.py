@@ -64,7 +64,7 @@ def test_csv_of_seconds_with_other_columns_and_a_byte_order_mark(tmp_path):
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n\n{"input_length', "row 3: not JSON"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[1]', "row 2: expected a JSON object, got list"),
         ("[1]", "document 1: ObserveDocument must be a JSON object"),
-        ('{"instance": "a"}', "document 1: ObserveDocument lacks the field cursor"),
+        ('{"instance": "a"}', "document 1: ObserveDocument lacks the fields cursor, now"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_row_and_field(tmp_path, text, says):
