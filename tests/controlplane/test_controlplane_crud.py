@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import Api, config_map, deployment, pod
@@ -228,6 +229,42 @@ def test_a_wrong_deployment_is_invalid(api: Api, ns: str, change: dict, field: s
     assert (answer.status, answer.reason) == (422, "Invalid")
     assert field in [cause["field"] for cause in answer.body["details"]["causes"]]
     assert answer.body["message"].startswith('Deployment.apps "d" is invalid: ')
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.name", 7),
+        ("metadata.generateName", 7),
+        ("metadata.ownerReferences", 7),
+        ("metadata.ownerReferences", [7]),
+        ("spec.replicas", "many"),
+        ("spec.selector.matchLabels", 7),
+        ("spec.template.spec.containers", [7]),
+    ],
+)
+def test_a_part_of_the_wrong_type_is_a_bad_request(api: Api, ns: str, path: str, value: Any) -> None:
+    body = deployment("d")
+    *parents, last = path.split(".")
+    part = body
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    answer = api.post(deployments(ns), body)
+    assert (answer.status, answer.reason) == (400, "BadRequest")
+
+
+@pytest.mark.parametrize("options", [{"gracePeriodSeconds": "soon"}, {"preconditions": "none"}])
+def test_deletion_options_of_the_wrong_type_are_a_bad_request(api: Api, ns: str, options: dict) -> None:
+    api.post(deployments(ns), deployment("d")).ok()
+    answer = api.request("DELETE", f"{deployments(ns)}/d", options)
+    assert answer.status in ((400, 500) if api.real else (400,))  # Kubernetes 1.20 answers 500 with the decoder's words
+    api.get(f"{deployments(ns)}/d").ok()
+
+
+def test_an_event_about_something_of_the_wrong_type_is_a_bad_request(api: Api, ns: str) -> None:
+    answer = api.post(f"/api/v1/namespaces/{ns}/events", {"metadata": {"name": "e"}, "involvedObject": 7})
+    assert (answer.status, answer.reason) == (400, "BadRequest")
 
 
 def test_pods_get_defaults(api: Api, ns: str) -> None:

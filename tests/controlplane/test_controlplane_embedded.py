@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from embedded import Embedded, command, embedded_server, start
 from servers import Api, config_map, deployment, eventually, widget_crd
+
+from embedded import Embedded, command, embedded_server, start
 
 MAPS = "/api/v1/namespaces/default/configmaps"
 
@@ -49,11 +50,10 @@ def test_the_kubeconfig_is_complete(server: Embedded) -> None:
     assert len(document["users"][0]["user"]["token"]) >= 32
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic dXNlcjpwYXNz"])
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic dXNlcjpwYXNz", b"Bearer \xff\xfe"])
 @pytest.mark.parametrize("path", ["/api/v1/secrets", "/version", "/healthz", "/"])
-def test_nothing_is_served_without_the_token(client: httpx.Client, header: str, path: str) -> None:
-    client.headers["Authorization"] = header
-    answer = client.get(path)
+def test_nothing_is_served_without_the_token(client: httpx.Client, header: str | bytes, path: str) -> None:
+    answer = client.get(path, headers={"Authorization": header})
     assert (answer.status_code, answer.json()["reason"]) == (401, "Unauthorized")
 
 

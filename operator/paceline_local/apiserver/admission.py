@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from paceline_local.apiserver import schema
 from paceline_local.apiserver.defaults import apply_defaults, initial_status
 from paceline_local.apiserver.errors import bad_request, invalid
@@ -23,20 +26,26 @@ def admit(resource: Resource, obj: Json, validation: str, *, creating: bool) -> 
     if resource.custom:
         new, warnings = _custom(resource, obj, validation, creating=creating)
     else:
-        new = _defaulted(resource.kind, obj)
+        with _typed(resource.kind, obj):
+            new = apply_defaults(resource.kind, drop_nulls(obj))
         status = initial_status(resource.kind) if creating else None
         if status is not None:
             new = {**new, "status": status}
-    errors = [*check(resource, new), *(schema.validate(new, resource.schema) if resource.custom else ())]
+    with _typed(resource.kind, obj):
+        errors = check(resource, new)
+    if resource.custom:
+        errors += schema.validate(new, resource.schema)
     if errors:
         raise invalid(resource.group, resource.kind, metadata(new).get("name", ""), errors)
     return new, warnings
 
 
-def _defaulted(kind: str, obj: Json) -> Json:
+@contextlib.contextmanager
+def _typed(kind: str, obj: Json) -> Iterator[None]:
+    """Raise a 400 if the rules stumble over a part of the wrong type: metadata and built-in kinds have no schema here."""
     try:
-        return apply_defaults(kind, drop_nulls(obj))
-    except (AttributeError, TypeError) as error:  # built-in kinds have no schema here: a part of the wrong type ends up so
+        yield
+    except (AttributeError, TypeError) as error:
         where = mistyped(obj) or "a part of it has the wrong type"
         raise bad_request(f"the object can't be decoded as a {kind}: {where}") from error
 

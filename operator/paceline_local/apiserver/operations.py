@@ -250,13 +250,16 @@ def _check_shape(resource: Resource, body: Json, meta: Any) -> None:
     """Raise a 400 for parts of the wrong type, which a typed server can't even decode."""
     parts = {"metadata": meta}
     if isinstance(meta, dict):
+        for name in ("name", "generateName"):
+            if not isinstance(meta.get(name), str | None):
+                raise bad_request(f"metadata.{name} must be a string, got {type(meta[name]).__name__}")
         parts |= {f"metadata.{name}": meta.get(name) for name in ("labels", "annotations")}
     if not resource.custom:
-        parts |= {name: body.get(name) for name in ("spec", "status", "data", "stringData")}
+        parts |= {name: body.get(name) for name in ("spec", "status", "data", "stringData", "involvedObject")}
     for name, part in parts.items():
         if part is not None and not isinstance(part, dict):
             raise bad_request(f"{name} must be an object, got {type(part).__name__}")
-        flat = name not in ("metadata", "spec", "status")
+        flat = name not in ("metadata", "spec", "status", "involvedObject")
         if flat and any(not isinstance(value, str | None) for value in (part or {}).values()):
             raise bad_request(f"{name} must map strings to strings")
 

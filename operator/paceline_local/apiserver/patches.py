@@ -152,6 +152,8 @@ def _set_member(out: Json, name: str, value: Any, layout: Layout) -> None:
 
 def _merge_list(target: Sequence[Json], patch: Sequence[Json], layout: Layout) -> list[Json]:
     key = layout.keys[0]
+    if not all(isinstance(item, Mapping) for item in patch):
+        raise bad_request(f"a list of objects with the key {key!r} is expected, got {patch!r}")
     items = [item for item in patch if item.get("$patch") != "replace" or len(item) > 1]
     out = list(target) if len(items) == len(patch) else []  # a bare {"$patch": "replace"} replaces the list
     for item in items:

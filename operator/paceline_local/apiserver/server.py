@@ -150,7 +150,7 @@ def _guard(settings: Settings) -> Middleware:
         if "Origin" in request.headers:
             raise ApiError(403, "Forbidden", "requests of web pages (with an Origin) are refused")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), token):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(errors="replace"), token):
             raise ApiError(401, "Unauthorized", "Unauthorized")
         return await handler(request)
 

@@ -72,6 +72,10 @@ class DeleteOptions:
         if policy is None and orphan is not None:
             policy = "Orphan" if orphan in (True, "true") else "Background"
         grace, preconditions = given.get("gracePeriodSeconds"), given.get("preconditions") or {}
+        if grace is not None and not str(grace).removeprefix("-").isdigit():
+            raise bad_request(f"gracePeriodSeconds must be a whole number, got {grace!r}")
+        if not isinstance(preconditions, dict):
+            raise bad_request("preconditions must be an object")
         return cls(
             grace=None if grace is None else max(0, int(grace)),
             policy=policy,
