@@ -20,6 +20,7 @@ from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_operator.names import RESTART_HASH, SERVICE_LABEL, admin_token
 
+CHART = Path(__file__).parents[2] / "charts" / "paceline"
 _REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
 
 
@@ -491,6 +492,16 @@ RULES = [
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "get", "patch"]},
 ]
+
+
+def _rights(rules):
+    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
+def test_the_chart_grants_these_rights_and_no_others():
+    text = (CHART / "templates" / "rbac.yaml").read_text()
+    rules = text.partition("\nrules:\n")[2].partition("{{-")[0]
+    assert _rights(yaml.safe_load(rules)) == _rights(RULES)
 
 
 @pytest.fixture

