@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
@@ -89,25 +90,24 @@ def _table(runs: Sequence[Run], slo: Slo, best: Run | None, *, wide: bool) -> Ta
     rows = [_cells(run, slo, wide=wide) for run in runs]
     several_loads = {run.candidate.load for run in runs} != {1.0}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    heading, labels = _labels(runs)
-    if heading:
-        table.add_column(heading, min_width=min(max(map(len, labels)), 18), overflow="fold")
+    settings = [_settings(run) for run in runs]
+    folded = not wide and len(settings[0]) > 1  # several knobs side by side: their names and the figures' go over lines
+    if folded and several_loads:
+        rows = [{name: text for name, text in row.items() if name != "tok/s"} for row in rows]
+    for name in settings[0]:
+        table.add_column(re.sub(r"(?<=[a-z])(?=[A-Z])", "\n", name) if folded else name, no_wrap=True)
     for column in (["load"] if several_loads else []) + list(rows[0]):
-        table.add_column(column, justify="right", no_wrap=True)
-    for run, text, cells in zip(runs, labels, rows, strict=True):
-        label = [text] if heading else []
+        table.add_column(column.replace(" ", "\n") if folded else column, justify="right", no_wrap=True)
+    for run, setting, cells in zip(runs, settings, rows, strict=True):
         load = [f"×{run.candidate.load:g}"] if several_loads else []
-        table.add_row(*label, *load, *cells.values(), style="bold green" if run is best else "")
+        table.add_row(*setting.values(), *load, *cells.values(), style="bold green" if run is best else "")
     return table
 
 
-def _labels(runs: Sequence[Run]) -> tuple[str, list[str]]:
-    """Return heading and cells of the column that tells settings apart; where one knob does, it is named in the heading."""
-    labels = [run.candidate.label for run in runs]
-    names = {label.partition("=")[0] for label in labels}
-    if len(names) == 1 and all(label.count("=") == 1 for label in labels):
-        return names.pop(), [label.partition("=")[2] for label in labels]
-    return ("setting" if any(labels) else ""), labels
+def _settings(run: Run) -> dict[str, str]:
+    """Return the values that tell this setting from the others, by knob; strategies stand for themselves in a label."""
+    parts = (part.partition("=") for part in run.candidate.label.split())
+    return {name if equals else "strategy": value if equals else name for name, equals, value in parts}
 
 
 def _cells(run: Run, slo: Slo, *, wide: bool) -> dict[str, str]:

@@ -74,7 +74,7 @@ def test_a_table_marks_the_best_and_fits_narrow_terminals(trace):
     for width in (80, 140):
         output = run(simulate, *args, width=width)
         assert "Best goodput: continuous (meets the SLO)" in output
-        table = [line for line in output.splitlines() if line.startswith((" static", " continuous", " setting"))]
+        table = [line for line in output.splitlines() if line.startswith((" static", " continuous", " strategy"))]
         assert len(table) == 3
         assert "…" not in "".join(table)
         assert max(map(len, table)) <= width
@@ -289,3 +289,14 @@ def test_help_teaches_by_example():
 
 def test_the_fixture_is_what_it_says(trace):
     assert len(read_trace(Path(trace)).requests) == 100
+
+
+def test_several_knobs_side_by_side_fit_eighty_columns(trace):
+    sweeps = ("--sweep", "maxNumSeqs=64:256", "--sweep", "maxNumBatchedTokens=8192:16384", "--workers", "1")
+    output = run(
+        simulate, "--trace", trace, *SLO, *sweeps, "--compare", "strategy=continuous,iteration", "--load", "1,2", width=80
+    )
+    rows = [line for line in output.splitlines() if line.startswith((" continuous", " iteration"))]
+    assert len(rows) == 2 * 3 * 2 * 2
+    assert all(len(row) <= 80 and "…" not in row for row in rows)
+    assert rows[0].split()[:3] == ["continuous", "64", "8192"]
