@@ -483,11 +483,14 @@ def test_the_api_server_may_go_away_and_come_back(api, operator, tmp_path):
 RULES = [
     {"apiGroups": ["paceline.io"], "resources": ["inferenceservices"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["paceline.io"], "resources": ["inferenceservices/status"], "verbs": ["patch"]},
-    {
-        "apiGroups": ["", "apps", "policy"],
-        "resources": ["serviceaccounts", "configmaps", "services", "deployments", "poddisruptionbudgets"],
-        "verbs": ["get", "list", "watch", "create", "patch"],
-    },
+    *(
+        {"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch"]}
+        for group, resources in (
+            ("", ["serviceaccounts", "configmaps", "services"]),
+            ("apps", ["deployments"]),
+            ("policy", ["poddisruptionbudgets"]),
+        )
+    ),
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create", "patch"]},
     {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "get", "patch"]},
