@@ -137,7 +137,8 @@ def test_choices_of_a_chat(client: openai.OpenAI) -> None:
 
 def test_a_batch_that_leaves_frees_all_its_slots(shared_runtime: RuntimeProcess) -> None:
     with shared_runtime.stream(prompt=["a", "b"], n=2, max_tokens=8000) as response:
-        next(events(response))
+        pieces = events(response)  # kept: an iterator that is dropped closes the stream
+        next(pieces)
         eventually(lambda: shared_runtime.gauges()["running"] == 4, "all of it runs")
     eventually(lambda: shared_runtime.gauges()["running"] == 0, "it is aborted")
 
