@@ -50,5 +50,7 @@ async def find_kind(client: ApiClient, word: str) -> Resource:
         resource for version in versions for resource, words in await _entries(client, version) if word.lower() in words
     ]
     if not found:
-        raise LocalError(f"no kind {word!r}: try infsvc, pods, deployments, services, configmaps or events")
+        raise LocalError(
+            f"no kind {word!r}: try infsvc, pods, deployments, services, configmaps or events; one object is infsvc/NAME"
+        )
     return min(found, key=lambda r: _PREFERRED.index(r.group) if r.group in _PREFERRED else len(_PREFERRED))

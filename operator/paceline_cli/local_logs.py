@@ -46,7 +46,8 @@ def logs(
     The stack's own are operator, apiserver, node, services and supervisor (etcd and controller-manager with real binaries).
     """
     streams = find_streams(state, name, namespace, container, back=int(previous))
-    prefixed = len(streams) > 1
+    # whoever follows a service may get to see a second pod of it any time, as in a rollout
+    prefixed = len(streams) > 1 or (follow and streams[0].label.partition("/")[0] != name.rpartition("/")[2])
     positions = {stream.label: _print_tail(stream, lines, prefixed=prefixed) for stream in streams}
     while follow:
         time.sleep(_POLL_S)

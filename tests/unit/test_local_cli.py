@@ -199,6 +199,18 @@ def test_logs_prints_the_tail_with_prefixes(state):
     assert done.stdout.splitlines() == [f"web-abcde12345-{s}/runtime: line 4" for s in ("aaaaa", "x1y2z")]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"), [("web", "web-abcde12345-bbbbb/runtime: line 0"), ("web-abcde12345-bbbbb", "line 0")]
+)
+def test_who_follows_a_service_sees_whose_line_it_is(state, name, first):
+    command = [sys.executable, "-m", "paceline_cli", "local", "logs", name, "-f", "-n", "other", "--home", str(state.home)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        try:
+            assert follower.stdout.readline() == first + "\n"
+        finally:
+            follower.kill()
+
+
 def test_a_scratch_folder_of_somebody_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     state = StateDir(tmp_path / "home")
