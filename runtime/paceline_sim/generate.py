@@ -14,6 +14,8 @@ from paceline_sim.trace import Trace, TraceRequest
 
 __all__ = ["Lengths", "Prefixes", "bursty", "poisson"]
 
+_MOST_REQUESTS = 5_000_000  # beyond it a slip of the pen would take the machine's memory before anything is said
+
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
@@ -72,12 +74,15 @@ def bursty(
     """Return arrivals that come `burst` times faster for the first `share` of every `every` seconds, `rate` on average.
 
     Raises `FormatError` for a rate or time that isn't above 0, a burst below 1, or one that leaves less than nothing for
-    the time between bursts.
+    the time between bursts, and for more requests than a replay can hold.
     """
     if not (rate > 0 and duration > 0 and every > 0):
         raise FormatError(f"rate {rate:g}, duration {duration:g} and every {every:g} must all be above 0")
     if not (0 < share < 1 and 1 <= burst <= 1 / share):
         raise FormatError(f"bursts of {burst:g} times the rate in {share:g} of the time: expected 1 ≤ burst ≤ {1 / share:g}")
+    if rate * duration > _MOST_REQUESTS:
+        made = f"rate {rate:g} for {duration:g} s makes {rate * duration:.3g} requests"
+        raise FormatError(f"{made}, more than {_MOST_REQUESTS:,}: lower the rate or the duration")
     rng = random.Random(seed)  # noqa: S311  # traffic, not secrets
     calm = (1 - share * burst) / (1 - share)
     requests, now = [], rng.expovariate(rate * burst)

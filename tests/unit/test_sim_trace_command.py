@@ -260,6 +260,7 @@ def test_bad_config_files(trace, tmp_path, capsys, monkeypatch, text, says):
         ("prompt=5/6", "--generate prompt=5/6: expected tokens"),
         ("duration=5", "--generate duration: '5' is not a duration"),
         ("seed=1.5", "--generate seed=1.5: expected a whole number"),
+        ("rate=1e9,duration=1h", "rate 1e+09 for 3600 s makes 3.6e+12 requests, more than 5,000,000: lower the rate"),
         ("rate=0", "must all be above 0"),
     ],
 )
