@@ -68,6 +68,7 @@ def plan(**options: Any) -> None:
 
     Without --trace or --generate it shows what one accelerator can do at most.
     """
+    traffic = _traffic(options)  # what is wrong with it is said before anything is printed
     names = [name.strip() for name in options["accelerators"].split(",")]
     rooflines = [_roofline(options, name) for name in names]
     console = Console(highlight=False, quiet=options["as_json"])
@@ -77,8 +78,7 @@ def plan(**options: Any) -> None:
     fitting = [roofline for roofline in rooflines if roofline.memory_left > 0]
     if not fitting:
         raise FormatError(rooflines[0].misfit)
-    loaded = options["trace"] is not None or options["generate"] is not None
-    verdicts = _verdicts(options, fitting, knobs, console) if loaded else []
+    verdicts = _verdicts(options, fitting, knobs, console, traffic) if traffic is not None else []
     if options["as_json"]:
         click.echo(
             json.dumps({"verdicts": [verdict.document() for verdict in verdicts], "rooflines": [*map(_figures, rooflines)]})
@@ -91,16 +91,23 @@ def _roofline(options: dict[str, Any], accelerator: str) -> Roofline:
     )  # fmt: skip
 
 
-def _verdicts(options: dict[str, Any], rooflines: list[Roofline], knobs: Knobs, console: Console) -> list[Verdict]:
-    """Replay the load on fleets of each accelerator."""
-    if options["trace"] is not None and options["generate"] is not None:
+def _traffic(options: dict[str, Any]) -> Trace | None:
+    """Return the traffic to plan for, None if none is given. Raises if there is too much of it or no objective."""
+    given = [name for name in ("trace", "generate") if options[name] is not None]
+    if len(given) > 1:
         raise click.UsageError("give either --trace or --generate")
-    slo: Slo = options["slo"]
-    if not slo.is_set:
+    if given and not options["slo"].is_set:
         raise FormatError(
             "--slo is missing: without an objective any number of replicas will do, as in --slo ttft=500ms,tpot=50ms"
         )
-    trace = read_traffic(options["trace"], options["generate"], options["start"], options["length"])
+    return read_traffic(options["trace"], options["generate"], options["start"], options["length"]) if given else None
+
+
+def _verdicts(
+    options: dict[str, Any], rooflines: list[Roofline], knobs: Knobs, console: Console, trace: Trace
+) -> list[Verdict]:
+    """Replay the load on fleets of each accelerator."""
+    slo: Slo = options["slo"]
     verdicts = []
     for roofline in rooflines:
         verdicts.append(_verdict(options, roofline, trace, knobs))

@@ -281,6 +281,14 @@ def test_bad_plans(capsys, monkeypatch, args, says):
     assert says in fails(capsys, monkeypatch, "plan", *args)
 
 
+@pytest.mark.parametrize("args", [("--generate", "rate=1,duration=10s"), ("--trace", "/nowhere.csv", "--slo", "ttft=1s")])
+def test_a_load_that_cannot_be_planned_for_is_said_before_anything_else(capsys, monkeypatch, args):
+    monkeypatch.setattr(sys, "argv", ["paceline", "plan", *args])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == ""
+
+
 def test_help_teaches_by_example():
     for command in (simulate, plan):
         text = run(command, "--help")
