@@ -130,11 +130,18 @@ class Cluster:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
 
-    async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> Object | None:
-        """Merge `patch` into the status of an InferenceService."""
+    async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object | None:
+        """Merge `patch` into the status of an InferenceService, if it is still in `version`: what a pass found out about one
+        must not be told of another that was made under the same name meanwhile. Else `ApiUnavailable`: look again."""
         path = _SERVICES.path(namespace, name) + "/status"
-        query = [("fieldManager", FIELD_MANAGER)]
-        return await self._call("PATCH", path, "InferenceService", {"status": patch}, "application/merge-patch+json", query)
+        body = {"metadata": {"resourceVersion": version}, "status": patch}
+        query, merge = [("fieldManager", FIELD_MANAGER)], "application/merge-patch+json"
+        try:
+            return await self._call("PATCH", path, "InferenceService", body, merge, query, transient=(408, 429))
+        except ApiRefused as error:
+            if error.status != 409:
+                raise
+            raise ApiUnavailable(f"{name} has changed meanwhile, so its status isn't written") from error
 
     async def create_event(self, event: Mapping[str, Any]) -> None:
         """Record an event; one that is there already (same name) is counted up."""

@@ -180,12 +180,13 @@ class Reconciler:
         patch = merge_patch(old, new)
         if not patch:
             return
-        updated = await self.cluster.patch_status(key.namespace, body["metadata"]["name"], patch)
+        meta = body["metadata"]
+        updated = await self.cluster.patch_status(key.namespace, meta["name"], meta["resourceVersion"], patch)
         if updated is None:
             return  # deleted meanwhile
         self.store.put(KIND, updated)
         for decision in decisions(old, new):
-            logger.info("%s/%s: %s: %s", key.namespace, body["metadata"]["name"], decision.reason, decision.message)
+            logger.info("%s/%s: %s: %s", key.namespace, meta["name"], decision.reason, decision.message)
             await self._record(event_of(body, decision, seen.now))
 
     async def _record(self, event: Manifest) -> None:

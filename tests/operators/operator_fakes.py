@@ -50,9 +50,11 @@ class FakeCluster:
         merged["metadata"].setdefault("uid", f"uid-{kind}")
         return self.add(self.normalise(copy.deepcopy(merged)))
 
-    async def patch_status(self, namespace, name, patch):
-        self.calls.append(("status", name))
+    async def patch_status(self, namespace, name, version, patch):
         parent = copy.deepcopy(self.objects["InferenceService", name])
+        if parent["metadata"]["resourceVersion"] != version:
+            raise ApiUnavailable(f"{name} has changed meanwhile")
+        self.calls.append(("status", name))
         parent["status"] = overlay(parent.get("status", {}), patch)
         return self.add(parent)
 

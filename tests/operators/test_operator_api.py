@@ -132,11 +132,19 @@ async def test_a_server_that_is_not_there_is_unavailable(monkeypatch, metrics):
 async def test_what_is_not_there_is_none(api, server):
     server.answers = [(404, {"message": "not found"}, {})]
     assert await api.get("Pod", "a", "b") is None
-    assert await api.patch_status("a", "b", {}) is None
+    assert await api.patch_status("a", "b", "7", {}) is None
     with pytest.raises(ApiUnavailable, match="kubectl apply -f crds/"):
         await api.services(None)
     with pytest.raises(ApiUnavailable):
         await api.apply(child())
+
+
+async def test_a_status_is_written_only_over_what_it_was_made_from(api, server):
+    server.answers = [(409, {"message": "the object has been modified"}, {})]
+    with pytest.raises(ApiUnavailable, match="b has changed meanwhile"):
+        await api.patch_status("a", "b", "7", {"replicas": 1})
+    (request,) = server.requests  # asking again can't help
+    assert json.loads(request[3]) == {"metadata": {"resourceVersion": "7"}, "status": {"replicas": 1}}
 
 
 async def test_lists_are_of_our_label(api, server):

@@ -124,7 +124,7 @@ async def test_a_pod_that_refuses_in_other_words_each_time_is_not_asked_in_a_loo
 async def test_a_status_that_the_server_refuses_is_told_in_one_line(loop, caplog):
     controller, cluster, _, metrics = loop
 
-    async def refuse(namespace, name, patch):
+    async def refuse(namespace, name, version, patch):
         raise ApiRefused(403, "status is forbidden")
 
     cluster.patch_status = refuse

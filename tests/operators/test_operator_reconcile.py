@@ -302,12 +302,19 @@ async def test_a_lost_event_does_not_fail_the_pass(world, error):
 
 
 async def test_a_status_of_a_service_that_vanished_is_dropped(world):
-    async def gone(namespace, name, patch):
+    async def gone(namespace, name, version, patch):
         return None
 
     world.cluster.patch_status = gone
     await world.run()
     assert world.cluster.events == []
+
+
+async def test_what_was_found_out_about_one_service_is_not_told_of_the_next_one_of_its_name(world):
+    world.cluster.add(body(uid="made-again-meanwhile"))
+    with pytest.raises(ApiUnavailable, match="has changed meanwhile"):
+        await world.run()
+    assert world.cluster.status("chat") == {}
 
 
 async def test_the_stamp_is_kept_while_a_field_is_taken_out(world):
