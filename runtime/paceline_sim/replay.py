@@ -152,7 +152,8 @@ class _Replay:
         width, period, until = len(stride.sequences), len(stride.growth), self._next_arrival
         self.causes.queue_waits(self.scheduler.waits_for, now)
         ahead = self.runner.next_end is not None  # a plan is in flight: each round completes the one planned before
-        busy_until, duration = max(now, self.runner.busy_until), self.runner.newest_duration
+        busy_until, duration = self.runner.busy_until, self.runner.newest_duration
+        assert ahead or busy_until == now, "who decodes has just been in a step"
         context, left, taken = stride.context, stride.available, 0
         used = self.scheduler.gauges().kv_blocks_used
         while taken < stride.most and now < until:

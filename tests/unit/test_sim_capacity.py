@@ -140,7 +140,7 @@ def test_a_replay_that_fails_in_a_process_fails_the_search():
 
 
 def test_the_smallest_fleet_that_meets_the_slo():
-    trace, slo = traffic(60.0), Slo(ttft=0.5, tpot=0.04)
+    trace, slo = traffic(60.0, 12.0), Slo(ttft=0.5, tpot=0.04)
     told: list[str] = []
     sizing = size(ENGINE, trace, Knobs(), slo, workers=1, progress=told.append)
     assert sizing.replicas is not None and sizing.replicas > 1
