@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,8 @@ def demo(requests: int, seed: int, keep: bool) -> int:
       paceline demo --requests 96   # a longer load
     """
     console = Console()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must leave as little behind as Ctrl-C
+        signal.signal(number, signal.default_int_handler)
     home = Path(tempfile.mkdtemp(prefix="paceline-demo-"))
     stage = _Stage(console, home)
     try:
@@ -87,8 +90,11 @@ class _Stage:
 
     def stop(self) -> None:
         """Remove everything that was started."""
-        self._console.rule("clean up")
-        self._paceline("local", "down", check=False)
+        try:
+            self._console.rule("clean up")
+            self._paceline("local", "down", check=False)
+        except OSError:  # nobody reads any more: the terminal is gone
+            self._run("local", "down", check=False, output=subprocess.DEVNULL)
 
     def diagnose(self) -> None:
         """Show why the service isn't what it should be."""
@@ -172,8 +178,11 @@ class _Stage:
 
     def _paceline(self, *args: str, check: bool = True) -> None:
         self._console.print(f"[dim]$ paceline {' '.join(args)}[/]")
+        self._run(*args, check=check)
+
+    def _run(self, *args: str, check: bool, output: int | None = None) -> None:
         env = os.environ | {"PACELINE_HOME": str(self._home)}
-        subprocess.run([sys.executable, "-m", "paceline_cli", *args], env=env, check=check)
+        subprocess.run([sys.executable, "-m", "paceline_cli", *args], env=env, check=check, stdout=output, stderr=output)
 
 
 def _wait(done: Callable[[], bool], timeout: float, what: str) -> None:

@@ -196,7 +196,7 @@ def _whole(steps: float) -> float:
 def _show(result: Result, strategy: str) -> None:
     console = Console(highlight=False)
     for line in draw(result, width=console.width, marks=Marks.for_encoding(console.encoding)):
-        console.print(line, no_wrap=True, overflow="crop")
+        console.print(line)  # rows fit the width; what explains them wraps where it is narrow
     console.print()
     console.print(_summary(result, strategy), style="bold", soft_wrap=True)
 

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
 
 from paceline_cli.demo_view import StrategyRun, results_table, sentence
 from paceline_cli.load import LoadSummary
+from paceline_local.processes import marked
+from paceline_local.state import MARKER
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_ended_leaves_nothing(tmp_path, number):
+    command = [sys.executable, "-m", "paceline_cli", "demo"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if line.startswith("up ("):
+                break
+        demo.send_signal(number)
+        rest = demo.stdout.read()
+    assert demo.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []
+    assert [p for p, environment in marked(MARKER) if environment[MARKER].startswith(os.fspath(tmp_path))] == []
 
 
 def run(strategy, rate, utilisation=0.5, latency=30.0):
