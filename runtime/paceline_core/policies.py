@@ -13,6 +13,7 @@ A policy is a pure function of what it is shown; the loop in `scheduler.py` is t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from paceline_core.knobs import Knobs, Strategy
@@ -74,7 +75,7 @@ class ContinuousPolicy(Policy):
     __slots__ = ()
 
 
-class GangPolicy(Policy):
+class GangPolicy(Policy, ABC):
     """Start a batch only when idle, and let it go together."""
 
     __slots__ = ()
@@ -94,9 +95,9 @@ class GangPolicy(Policy):
         return view.oldest_arrival + self.patience
 
     @property
+    @abstractmethod
     def patience(self) -> float:
         """The longest wait of the oldest request, in seconds."""
-        raise NotImplementedError
 
 
 class StaticPolicy(GangPolicy):
