@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from embedded import embedded_server, start
 from servers import Api, eventually, widget_crd
+
+from embedded import embedded_server, start
 
 _REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
 
