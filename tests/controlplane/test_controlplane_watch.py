@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from servers import Api, config_map
 
 Events = Iterator[tuple[str, dict[str, Any]]]
@@ -88,6 +89,8 @@ def test_the_timeout_ends_a_watch(api: Api, ns: str) -> None:
 def test_a_forgotten_version_has_expired(api: Api, ns: str) -> None:
     with api.watching(maps(ns), resourceVersion="1") as events:
         kind, status = next(events)
+    if api.real and kind == "ADDED":
+        pytest.skip("this server is too young to have forgotten its first version: etcd is compacted every 5 minutes")
     assert kind == "ERROR"
     assert (status["kind"], status["code"], status["reason"]) == ("Status", 410, "Expired")
     assert "too old resource version: 1" in status["message"]

@@ -112,11 +112,15 @@ class Stack:
         return [o.metadata.name for each in lists for o in each(self.namespace, label_selector=selector).items]
 
     def runtime_pids(self, name):
-        """Process ids of the API processes (not their engines) that serve `name` on this machine."""
+        """Process ids of the API processes (not their engines) that serve `name` in this stack's namespace.
+
+        Both stacks' pods are processes of this machine, so the name alone doesn't tell whose they are.
+        """
         found = []
-        for process in psutil.process_iter(["cmdline"]):
-            line = process.info["cmdline"] or []
-            if any(part.endswith("paceline-runtime") for part in line[:3]) and name in line:
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            line, environ = process.info["cmdline"] or [], process.info["environ"] or {}
+            is_runtime = any(part.endswith("paceline-runtime") for part in line[:3]) and name in line
+            if is_runtime and environ.get("POD_NAMESPACE") == self.namespace:
                 found.append(process.pid)
         return found
 
@@ -171,6 +175,8 @@ class ClusterStack(Stack):
             if error.status != 409:
                 raise
             dynamic.patch_custom_resource_definition(crd["metadata"]["name"], crd)
+        kind = ("paceline.io", "v1alpha1", self.namespace, "inferenceservices")
+        eventually(lambda: self.custom.list_namespaced_custom_object(*kind), "the CRD is served", timeout=30)
         self._operator = self._start_operator()
 
     def _start_operator(self):
