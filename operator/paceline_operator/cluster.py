@@ -120,15 +120,20 @@ class Cluster:
             raise ApiUnavailable(f"the CRD {PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
         return list(found.get("items", []))
 
-    async def apply(self, child: Mapping[str, Any]) -> Object:
+    async def apply(self, child: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Object:
         """Apply a child with our field manager, forced for the fields that it states; return the live object."""
         kind, meta = child["kind"], child["metadata"]
         path = self._kind(kind).path(meta["namespace"], meta["name"])
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        query = [("fieldManager", manager), ("force", "true")]
         live = await self._call("PATCH", path, kind, child, "application/apply-patch+yaml", query)
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
+
+    async def merge(self, kind: str, namespace: str, name: str, patch: Mapping[str, Any]) -> Object | None:
+        """Merge `patch` into a child, with a resourceVersion in it only if it is still that; return the live object."""
+        path, merge = self._kind(kind).path(namespace, name), "application/merge-patch+json"
+        return await self._call("PATCH", path, kind, patch, merge, [("fieldManager", FIELD_MANAGER)])
 
     async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object | None:
         """Merge `patch` into the status of an InferenceService, if it is still in `version`: what a pass found out about one

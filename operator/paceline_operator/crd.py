@@ -53,7 +53,8 @@ def _condition_schema() -> Schema:
 
 def status_schema() -> Schema:
     """Return the schema of the status."""
-    effective = _object("Value in force and where it comes from.", {"value": _VALUE, "origin": _text("default or spec.")})
+    row = {"value": _VALUE, "origin": _text("default, class, spec or tuned.")}
+    effective = _object("Value in force and where it comes from.", row)
     pod = _object(
         "Knobs as the pod reports them.",
         {

@@ -19,6 +19,7 @@ __all__ = [
     "RESTART_HASH",
     "SERVICE_LABEL",
     "SHORT_NAME",
+    "TUNER_MANAGER",
     "VERSION",
     "admin_token",
     "base_name",
@@ -33,6 +34,7 @@ KIND = "InferenceService"
 PLURAL = "inferenceservices"
 SHORT_NAME = "infsvc"
 FIELD_MANAGER = "paceline-operator"
+TUNER_MANAGER = "paceline-tuner"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = "paceline.io/service"
 # what was applied: lets a restarted operator, and one that removes a field, see whether an object is up to date

@@ -11,6 +11,7 @@ from typing import Any
 from paceline_core.knobs import knobs_to_wire
 from paceline_operator.cluster import Cluster
 from paceline_operator.drift import drift, is_left_over, is_owned_by, project
+from paceline_operator.effective import Effective, effective, read_override, tuned_name
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject, SpecError
 from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import PodKnobs, Target, states
@@ -64,12 +65,29 @@ class Reconciler:
         except SpecError as error:
             await self._report(key, body, None, str(error), None, knobs)
             return Pass()
+        found = await self._effective(key, service)
         failure = await self._apply_all(key, service)
-        await self._report(key, body, service, "", failure, knobs)
-        return Pass(None if failure else self._target(service), retry=failure is not None)
+        await self._report(key, body, service, "", failure, knobs, found)
+        return Pass(None if failure else self._target(service, found), retry=failure is not None)
 
-    def _target(self, service: InferenceService) -> Target:
-        wire = knobs_to_wire(service.knobs)
+    async def _effective(self, key: Key, service: InferenceService) -> Effective:
+        """Return the knobs in force. An override that isn't any more is emptied, so that no pod reads it and an edit that
+        is taken back doesn't bring it back."""
+        live = self.store.get(key, "ConfigMap", tuned_name(service.name))
+        if live is None or not is_owned_by(live, service.uid):
+            return effective(service, None)
+        found = effective(service, read_override(live))
+        if found.dropped:
+            meta = live["metadata"]
+            logger.info("%s/%s: what tuning found is dropped: %s", key.namespace, service.name, found.dropped)
+            patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "data": None}
+            emptied = await self.cluster.merge("ConfigMap", key.namespace, meta["name"], patch)
+            if emptied is not None:
+                self.store.put("ConfigMap", emptied)
+        return found
+
+    def _target(self, service: InferenceService, found: Effective) -> Target:
+        wire = knobs_to_wire(found.knobs)
         return Target(wire, digest(wire), restart_hash(service), admin_token(self.settings.operator_key, service.uid))
 
     def _forget(self, key: Key) -> None:
@@ -157,18 +175,20 @@ class Reconciler:
         error: str,
         failure: tuple[str, str] | None,
         knobs: Mapping[str, PodKnobs],
+        found: Effective | None = None,
     ) -> None:
         """Write the status if it changed, and an event for each decision in it."""
         pods = self.store.all(key, "Pod")
         running = instances(pods)
-        if service is not None:
-            told = states(self._target(service), running, knobs)
+        if service is not None and found is not None:
+            told = states(self._target(service, found), running, knobs)
         else:  # nobody asks for anything else
             told = {pod.name: knobs[pod.name] for pod in running if pod.name in knobs}
         deployments = self.store.all(key, "Deployment")
         seen = Observation(
             body=body,
             service=service,
+            effective=found,
             now=now(),
             spec_error=error,
             failure=failure,

@@ -7,6 +7,7 @@ from base64 import b64encode
 from typing import Any
 
 from paceline_core.knobs import knobs_to_wire
+from paceline_operator.effective import KNOBS_FILE, spec_hash
 from paceline_operator.names import (
     ADMIN_STAMP,
     APPLIED,
@@ -42,7 +43,7 @@ def render(service: InferenceService, settings: Settings, *, pdb_version: str) -
     deployment = _object(service, "apps/v1", "Deployment", base, {"spec": _deployment(service, settings, base)})
     others = (
         _object(service, "v1", "ServiceAccount", base, {"automountServiceAccountToken": False}),
-        _object(service, "v1", "ConfigMap", f"{base}-knobs", {"data": {"knobs.json": knobs_document(service)}}),
+        _object(service, "v1", "ConfigMap", f"{base}-knobs", {"data": {KNOBS_FILE: knobs_document(service)}}),
         _object(service, "v1", "Service", base, {"spec": _service(service)}),
         _object(service, pdb_version, "PodDisruptionBudget", base, {"spec": _disruption_budget(service)}),
     )
@@ -51,8 +52,12 @@ def render(service: InferenceService, settings: Settings, *, pdb_version: str) -
 
 
 def knobs_document(service: InferenceService) -> str:
-    """Return the text of knobs.json: every knob, so that pods of another version agree about defaults."""
-    return json.dumps({"knobs": knobs_to_wire(service.knobs)}, indent=2, sort_keys=True) + "\n"
+    """Return the text of knobs.json: every knob, so that pods of another version agree about defaults.
+
+    The hash tells a new pod whether the file of overrides that it reads next was made for this spec.
+    """
+    document = {"specHash": spec_hash(service), "knobs": knobs_to_wire(service.knobs)}
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def service_url(service: InferenceService) -> str:

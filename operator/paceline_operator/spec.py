@@ -185,7 +185,11 @@ SPEC = record(ServiceSpec)
 
 @dataclass(frozen=True, slots=True)
 class InferenceService:
-    """A parsed InferenceService: identity, spec, and the knobs that result from it (`given` names those that it states)."""
+    """A parsed InferenceService: identity, spec, and the knobs that result from it and from its class.
+
+    `given` names the knobs that the spec states, `inherited` those that it leaves to the class. What the tuner found comes
+    on top of them (`effective`).
+    """
 
     name: str
     namespace: str
@@ -194,6 +198,7 @@ class InferenceService:
     spec: ServiceSpec
     knobs: Knobs
     given: frozenset[str] = field(default_factory=frozenset)
+    inherited: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def model_name(self) -> str:

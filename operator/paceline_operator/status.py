@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline_core.knobs import KNOBS, knobs_to_wire
 from paceline_operator.conditions import Condition, conditions_of
+from paceline_operator.effective import Effective, effective
 from paceline_operator.knob_sync import PodKnobs
 from paceline_operator.names import selector
 from paceline_operator.render import service_url
@@ -23,13 +24,15 @@ __all__ = ["Observation", "merge_patch", "status_of"]
 class Observation:
     """Everything that the status is made of.
 
-    `service` is None if the spec can't be used; `spec_error` says why then. `failure` is a child that can't be applied:
+    `service` is None if the spec can't be used; `spec_error` says why then. `effective` are the knobs in force (None: those
+    of the service). `failure` is a child that can't be applied:
     a reason in one word and a message. `knobs` is the knob state by pod name. `now` is an RFC 3339 time.
     """
 
     body: Mapping[str, Any]
     service: InferenceService | None
     now: str
+    effective: Effective | None = None
     spec_error: str = ""
     failure: tuple[str, str] | None = None
     deployment: Mapping[str, Any] | None = None
@@ -53,17 +56,17 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "conditions": [_dated(condition, old, generation, seen.now) for condition in found],
         "pods": {name: _pod(state) for name, state in sorted(seen.knobs.items())},
     }
-    return status | (_of_spec(seen.service) if seen.service else _kept(old))
+    return status | (_of_spec(seen.service, seen.effective or effective(seen.service, None)) if seen.service else _kept(old))
 
 
-def _of_spec(service: InferenceService) -> dict[str, Any]:
+def _of_spec(service: InferenceService, found: Effective) -> dict[str, Any]:
     return {
-        "strategy": service.knobs.strategy.value,
+        "strategy": found.knobs.strategy.value,
         "model": service.model_name,
         "slo": _slo_text(service),
         "tuning": service.tuning.mode,
         "url": service_url(service),
-        "effective": effective(service),
+        "effective": _rows(found),
     }
 
 
@@ -72,15 +75,14 @@ def _kept(old: Mapping[str, Any]) -> dict[str, Any]:
     return {name: old[name] for name in ("strategy", "model", "slo", "tuning", "url", "effective") if name in old}
 
 
-def effective(service: InferenceService) -> dict[str, dict[str, Any]]:
+def _rows(found: Effective) -> dict[str, dict[str, Any]]:
     """Return every knob's value and origin; objectives that nobody stated are left out (there is no null in a status)."""
-    wire = knobs_to_wire(service.knobs)
-    rows = {}
-    for spec in KNOBS:
-        if wire[spec.name] is not None:
-            origin = "spec" if spec.name in service.given else "default"
-            rows[spec.name] = {"value": wire[spec.name], "origin": origin}
-    return rows
+    wire = knobs_to_wire(found.knobs)
+    return {
+        spec.name: {"value": wire[spec.name], "origin": found.origins[spec.name].value}
+        for spec in KNOBS
+        if wire[spec.name] is not None
+    }
 
 
 def _slo_text(service: InferenceService) -> str:

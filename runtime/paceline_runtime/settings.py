@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ __all__ = [
     "read_step_model",
 ]
 
+logger = logging.getLogger(__name__)
 
 STEP_MODEL_EXAMPLE = (
     '{"constant": 0.01, "decodeTokens": 1e-4, "prefillTokens": 1e-4, "contextTokens": 0, "prefillAttention": 0}'
@@ -87,12 +89,21 @@ class RuntimeSettings:
 def merge_knobs(files: Sequence[Path], flags: Mapping[str, Any]) -> Knobs:
     """Return the knobs of files (later wins, a missing one says nothing) under flags (wire names; they win over files).
 
+    A file may state the `specHash` that it was made for; one whose hash differs from that of an earlier file is left out:
+    it tunes a spec that isn't in force any more.
+
     Raises `SettingsError` for a file that can't be read as `{"knobs": {…}}` or that holds a bad knob, `KnobError` for flags.
     """
     values: dict[str, Any] = {}
     origins: dict[str, Path] = {}
+    spec_hash: Any = None
     for path in files:
-        found = _read_knobs_file(path)
+        document = _read_knobs_file(path)
+        found, stated = document.get("knobs", {}), document.get("specHash")
+        if None not in (spec_hash, stated) and stated != spec_hash:
+            logger.info("%s was made for another spec (%s, not %s): left out", path, stated, spec_hash)
+            continue
+        spec_hash = spec_hash or stated
         values.update(found)
         origins.update(dict.fromkeys(found, path))
     try:
@@ -115,10 +126,9 @@ def _read_knobs_file(path: Path) -> Mapping[str, Any]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise SettingsError(f"the knobs file {path} isn't JSON: {error}") from None
-    knobs = data.get("knobs") if isinstance(data, dict) else None
-    if not isinstance(knobs, dict):
+    if not isinstance(data, dict) or not isinstance(data.get("knobs"), dict):
         raise SettingsError(f'the knobs file {path} must look like {{"knobs": {{"maxNumSeqs": 64}}}}')
-    return knobs
+    return data
 
 
 def read_step_model(path: Path) -> StepModelDocument:

@@ -40,7 +40,16 @@ class FakeCluster:
         self.calls.append(("get", kind))
         return copy.deepcopy(self.objects.get((kind, name)))
 
-    async def apply(self, child):
+    async def merge(self, kind, namespace, name, patch):
+        live = self.objects.get((kind, name))
+        if live is None:
+            return None
+        if live["metadata"]["resourceVersion"] != patch.get("metadata", {}).get("resourceVersion"):
+            raise ApiUnavailable(f"{name} has changed meanwhile")
+        self.calls.append(("merge", kind))
+        return self.add(overlay(live, patch))
+
+    async def apply(self, child, manager="paceline-operator"):
         kind, name = child["kind"], child["metadata"]["name"]
         self.calls.append(("apply", kind))
         owner = child["metadata"]["ownerReferences"][0]["name"]
