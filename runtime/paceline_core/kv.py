@@ -130,7 +130,8 @@ class KvCache:
 
     def _cached_prefix(self, seq: SequenceState) -> list[int]:
         self.hash_known(seq)
-        return self.pool.find(seq.hashes, (seq.known - 1) // self.block_size) if self._caching else []
+        reads = self._caching and seq.request.read_cache
+        return self.pool.find(seq.hashes, (seq.known - 1) // self.block_size) if reads else []
 
     def _has_room(self, shared: list[int], total: int, growth: int, *, alone: bool) -> bool:
         claim = total - len(shared) + self.pool.num_idle(shared)

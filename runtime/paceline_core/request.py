@@ -36,7 +36,8 @@ class Request:
     `deadline` are on the clock that `now` is on; `deadline` is when the first token stops being useful. A lower `priority`
     goes first (as in vLLM). `tokens` are the prompt's ids, from which block hashes are made; where the ids are unknown (the
     twin), `prefix_hashes` gives the hashes of the prompt's full blocks, or nothing is shared. `salt` keeps tenants' cached
-    blocks apart. Generation ends on one of `stop_token_ids` after at least `min_tokens`, or at `max_tokens`.
+    blocks apart. `read_cache` false computes every prompt token anew, for who needs what comes of each (log-probabilities of the
+    prompt); its blocks are shared all the same. Generation ends on one of `stop_token_ids` after at least `min_tokens`, or at `max_tokens`.
     """
 
     seq_id: int
@@ -50,6 +51,7 @@ class Request:
     salt: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
+    read_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)

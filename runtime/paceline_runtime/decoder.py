@@ -65,6 +65,12 @@ class Decoder:
 
         `token_ids` [T] follow the rows of `batch`; `kv` holds each layer's cache.
         """
+        hidden = self.hidden(token_ids, batch, kv)
+        return self.logits(hidden if rows is None else hidden.index_select(0, rows))
+
+    @torch.inference_mode()
+    def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
         rotation = rope_rows(batch.positions, self._frequencies, self.dtype)
         residual = embedding(token_ids, self._embedding)  # [T, hidden]
@@ -76,9 +82,17 @@ class Decoder:
             attended = layer.output(paged_attention(queries, cache, batch, self._gather, self._scale))
             normed = add_rms_norm(attended, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_mul(layer.gate_up(normed)))
-        residual.add_(hidden)
-        last = residual if rows is None else residual.index_select(0, rows)
-        return self._head(rms_norm(last, self._norm, eps)).float()
+        return residual.add_(hidden)
+
+    @torch.inference_mode()
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states [n, hidden] after the last norm: what the head sees, and what embeddings are made of."""
+        return rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, vocab] (float32) of hidden states [n, hidden] (before the last norm)."""
+        return self._head(self.normed(hidden)).float()
 
 
 class _Loader:
