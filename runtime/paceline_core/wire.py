@@ -122,6 +122,7 @@ class StepModelDocument:
 
     Seconds = `constant` + Σ coefficient × feature, with the features of `plan.StepShape`. `seen` gives per feature the
     range (low, high) it was fitted on, `residual` the relative error at the 90th percentile, `steps` how many it saw.
+    `uneven` is for the clock only: what its device does that no linear model says (see `uneven.py`).
     """
 
     constant: float
@@ -132,6 +133,7 @@ class StepModelDocument:
     residual: float = 0.0
     steps: int = 0
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    uneven: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline_core.knobs import Knobs
-from paceline_core.step_time import StepModel
+from paceline_core.uneven import UnevenDevice
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import DEFAULT_CLOCK_BLOCKS, DEFAULT_CLOCK_MODEL_LEN, ClockModel, ClockRunner
 from paceline_runtime.engine import ModelBackend
@@ -63,7 +63,7 @@ def _clock(settings: EngineSettings, knobs: Knobs) -> ClockModel:
     tokenizer = load_tokenizer_for(settings)
     return ClockModel(
         runner=ClockRunner(
-            StepModel.from_document(settings.step_model), tokenizer.encode(CLOCK_TEXT, add_special_tokens=False)
+            UnevenDevice.from_document(settings.step_model), tokenizer.encode(CLOCK_TEXT, add_special_tokens=False)
         ),
         pool_blocks=settings.num_blocks or DEFAULT_CLOCK_BLOCKS,
         max_model_len=settings.max_model_len or DEFAULT_CLOCK_MODEL_LEN,

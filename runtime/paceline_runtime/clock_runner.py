@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline_core.plan import StepPlan, StepResult
-from paceline_core.step_time import StepModel
+from paceline_core.step_time import StepPredictor
 from paceline_runtime.sampling_params import SamplingParams
 
 __all__ = ["DEFAULT_CLOCK_BLOCKS", "DEFAULT_CLOCK_MODEL_LEN", "ClockModel", "ClockRunner"]
@@ -29,7 +29,7 @@ class ClockRunner:
 
     def __init__(
         self,
-        model: StepModel,
+        model: StepPredictor,
         placeholder: Sequence[int],
         *,
         now: Callable[[], float] = time.monotonic,

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline_core.errors import FormatError, KnobError, PacelineError
 from paceline_core.knobs import Knobs, knobs_from_wire
-from paceline_core.step_time import StepModel
+from paceline_core.uneven import UnevenDevice
 from paceline_core.wire import StepModelDocument, from_json
 
 __all__ = [
@@ -135,7 +135,7 @@ def read_step_model(path: Path) -> StepModelDocument:
     """Return the step-time model in a JSON file. Raises `SettingsError`."""
     try:
         document = from_json(StepModelDocument, json.loads(path.read_text(encoding="utf-8")))
-        StepModel.from_document(document)
+        UnevenDevice.from_document(document)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"can't read the step model {path}: {error}") from None
     except (json.JSONDecodeError, FormatError) as error:

@@ -1,0 +1,85 @@
+"""A device whose steps don't follow the linear step-time model: for the clock runner and for tests of what is tuned on it.
+
+Real devices compute batches in tiles (the ninth sequence of a kernel with tiles of eight costs as much as the sixteenth)
+and slow down once the KV that a step reads leaves a cache. A model that is fitted on linear features sees neither, which is
+what a tuner has to live with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline_core.errors import FormatError
+from paceline_core.plan import StepShape
+from paceline_core.step_time import StepModel
+from paceline_core.wire import StepModelDocument
+
+__all__ = ["UnevenDevice"]
+
+_FIELDS = ("batchTile", "prefillTile", "contextKnee", "contextFactor")
+
+
+@dataclass(frozen=True, slots=True)
+class UnevenDevice:
+    """A `StepPredictor`: `base` on decodes and prefill tokens rounded up to tiles, and dearer context beyond a knee.
+
+    Each KV position that a step reads beyond the knee costs `context_factor` times one before it. More work never takes
+    less time.
+    """
+
+    base: StepModel
+    batch_tile: int = 1
+    prefill_tile: int = 1
+    context_knee: float = float("inf")
+    context_factor: float = 1.0
+
+    @property
+    def constant(self) -> float:
+        """Seconds that any step takes."""
+        return self.base.constant
+
+    @property
+    def residual(self) -> float:
+        """Its own error: none, it is the device."""
+        return 0.0
+
+    def predict(self, shape: StepShape) -> float:
+        """Return the seconds of a step."""
+        base = self.base
+        return (
+            base.constant
+            + base.decode_tokens * _tiles(shape.decode_tokens, self.batch_tile)
+            + base.prefill_tokens * _tiles(shape.prefill_tokens, self.prefill_tile)
+            + base.context_tokens * self._context(shape.context_tokens)
+            + base.prefill_attention * shape.prefill_attention
+        )
+
+    def predict_decode(self, sequences: int, context_tokens: int) -> float:
+        """Return, to the last bit, what `predict` says of a step of this many decodes."""
+        base = self.base
+        decodes = base.decode_tokens * _tiles(sequences, self.batch_tile)
+        return base.constant + decodes + base.context_tokens * self._context(context_tokens)
+
+    def outside(self, shape: StepShape) -> tuple[str, ...]:
+        """Return nothing: it is defined everywhere."""
+        return ()
+
+    def _context(self, tokens: int) -> float:
+        beyond = tokens - self.context_knee
+        return tokens + (self.context_factor - 1.0) * beyond if beyond > 0 else tokens
+
+    @classmethod
+    def from_document(cls, document: StepModelDocument) -> UnevenDevice:
+        """Read the wire form, whose `uneven` holds what isn't linear. Raises `FormatError` that names the field."""
+        given = document.uneven
+        if unknown := sorted(set(given) - set(_FIELDS)):
+            raise FormatError(f"step model: uneven names {', '.join(unknown)}, expected {', '.join(_FIELDS)}")
+        if low := [name for name, value in given.items() if not value >= 1]:
+            raise FormatError(f"step model: uneven.{low[0]} is {given[low[0]]!r}, expected at least 1")
+        knee = given.get("contextKnee", float("inf"))
+        tiles = int(given.get("batchTile", 1)), int(given.get("prefillTile", 1))
+        return cls(StepModel.from_document(document), *tiles, knee, given.get("contextFactor", 1.0))
+
+
+def _tiles(count: int, tile: int) -> int:
+    return -(-count // tile) * tile
