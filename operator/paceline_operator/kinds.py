@@ -12,11 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_core.errors import KnobError
+from paceline_core.durations import parse_duration
+from paceline_core.errors import FormatError, KnobError
 from paceline_core.knobs import KnobSpec, Strategy
 from paceline_operator.errors import Problem
 
-__all__ = ["Boolean", "Integer", "Kind", "KnobKind", "ListOf", "MapOf", "Number", "Quantity", "Raw", "Schema", "Text"]
+__all__ = [
+    "Boolean",
+    "Duration",
+    "Integer",
+    "Kind",
+    "KnobKind",
+    "ListOf",
+    "MapOf",
+    "Number",
+    "Quantity",
+    "Raw",
+    "Schema",
+    "Text",
+]
 
 Schema = dict[str, Any]
 Problems = list[Problem]
@@ -106,21 +120,35 @@ class Integer(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Number(Kind):
-    """A number between two inclusive bounds."""
+class Duration(Kind):
+    """A Go-style duration (`30s`, `1m30s`) between two inclusive bounds in seconds."""
 
-    low: float
-    high: float
+    low: int
+    high: int
 
     def schema(self) -> Schema:
-        """Return the schema: minimum, maximum."""
-        return {"type": "number", "minimum": self.low, "maximum": self.high}
+        """Return the schema: pattern, and the bounds as a CEL rule."""
+        rule = f"duration(self) >= duration('{self.low}s') && duration(self) <= duration('{self.high}s')"
+        bounds = {"rule": rule, "message": f"must keep {self.bound}"}
+        text = {"type": "string", "maxLength": _DURATION_LENGTH, "pattern": DURATION_PATTERN}
+        return text | {"x-kubernetes-validations": [bounds]}
 
-    def parse(self, value: Any, path: str, problems: Problems) -> float | None:
-        """Return the number as a float."""
-        if isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high:
-            return float(value)
-        _refuse(path, value, f"{self.low} ≤ value ≤ {self.high}", "give a number inside the bound", problems)
+    @property
+    def bound(self) -> str:
+        """The rule in words."""
+        return f"{self.low}s ≤ value ≤ {self.high}s"
+
+    def parse(self, value: Any, path: str, problems: Problems) -> str | None:
+        """Return the text."""
+        try:
+            fits = self.low <= parse_duration(value) <= self.high
+        except FormatError:
+            fits = False
+        if fits:
+            return str(value)
+        _refuse(
+            path, value, f"{self.low}s ≤ value ≤ {self.high}s", "write a number and a unit, as in '30s' or '5m'", problems
+        )
         return None
 
 

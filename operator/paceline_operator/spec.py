@@ -16,6 +16,7 @@ from paceline_core.knobs import KNOBS, CostClass, Knobs, knob, knobs_from_wire
 from paceline_operator.errors import Problem, SpecError
 from paceline_operator.fields import Item, item, record, table, unknown_fields
 from paceline_operator.kinds import Integer, KnobKind, ListOf, MapOf, Quantity, Raw, Text
+from paceline_operator.spec_platform import SCALING, Monitoring, NetworkRules, Rollout, Routing, Scaling, scaling_problems
 
 __all__ = ["SPEC", "Accelerator", "EnvVar", "InferenceService", "Model", "ServiceSpec", "parse_service"]
 
@@ -174,6 +175,16 @@ class ServiceSpec:
     env: tuple[EnvVar, ...] = item(ListOf(record(EnvVar), 256), "Environment of the runtime container.", default=())
     node_selector: Mapping[str, str] | None = item(MapOf(Text(63, min_length=0)), "Labels that nodes must have.")
     tolerations: tuple[Toleration, ...] = item(ListOf(record(Toleration), 64), "Taints that pods tolerate.", default=())
+    shared_memory: str | None = item(
+        Quantity(), "Size of /dev/shm; it counts as memory of the container. Default 1Gi per device, none on CPU."
+    )
+    priority_class_name: str | None = item(Text(pattern=_NAME, example="serving"), "PriorityClass of the pods.")
+    queue_name: str | None = item(Text(63, _NAME, example="team-a"), "Kueue LocalQueue that admits the pods.")
+    rollout: Rollout | None = item(record(Rollout), "How pods are replaced.")
+    scaling: Scaling | None = item(SCALING, "Autoscaling; spec.replicas is the autoscaler's then.")
+    network_policy: NetworkRules | None = item(record(NetworkRules), "Who may reach the pods.")
+    routing: Routing | None = item(record(Routing), "Gateway API objects.")
+    monitoring: Monitoring | None = item(record(Monitoring), "Prometheus operator objects.")
     template: Mapping[str, Any] | None = item(
         Raw(("metadata", "spec")),
         "Overlay on the pod template (metadata, spec), if allowed: lists of named things are merged by name, null removes.",
@@ -251,7 +262,7 @@ def _knob_path(name: str) -> str:
 
 def _cross_problems(spec: ServiceSpec) -> list[Problem]:
     """Return what is wrong between fields that are each fine."""
-    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning)]
+    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning), *scaling_problems(spec.scaling)]
 
 
 def _env_problems(env: tuple[EnvVar, ...]) -> Iterator[Problem]:
