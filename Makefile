@@ -44,7 +44,7 @@ check: setup ## lint, types, import layers, generated files
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/crds
+	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference --check docs/inferenceservice.md
 
 format: setup ## format the code
@@ -52,7 +52,7 @@ format: setup ## format the code
 	@$(BIN)/ruff format .
 
 crds: setup ## write the CRDs and their reference from the code's field definitions
-	@$(RUN) -m paceline_operator.crd crds charts/paceline/crds
+	@$(RUN) -m paceline_operator.crd crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference docs/inferenceservice.md
 
 bench: setup ## run the benchmarks that fit this machine, results under bench/results

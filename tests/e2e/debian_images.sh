@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds the operator's and the runtime's image (CPU target, or $RUNTIME_TARGET) where no registry can be reached: on bases
+# made of Debian packages, with buildah in a chroot, as root. Needs buildah and mmdebstrap.
+#
+#   debian_images.sh FOLDER      leaves FOLDER/{operator,runtime}.tar, docker archives of localhost/paceline-{operator,runtime}:e2e
+#
+# BUILD_FLAGS goes to `buildah build`, as in "--volume /etc/pip.conf:/etc/pip.conf:ro" where pip needs one.
+set -euo pipefail
+folder=$(mkdir -p "$1" && cd "$1" && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
+target=${RUNTIME_TARGET:-cpu}
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
+store=(--root "$folder/storage" --runroot "$folder/run")
+trap 'rm -rf "$folder/storage" "$folder/run"' EXIT
+
+base() { # base NAME VARIANT PACKAGES: an image of the Debian release that this machine runs
+  local tar=$folder/$1.tar
+  [ -s "$tar" ] || mmdebstrap --quiet --mode=root --variant="$2" --include="$3" --dpkgopt='path-exclude=/usr/share/doc/*' \
+    --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' "$(. /etc/os-release; echo "$VERSION_CODENAME")" "$tar"
+  local container; container=$(buildah "${store[@]}" from scratch)
+  buildah "${store[@]}" add --quiet "$container" "$tar" / >/dev/null
+  buildah "${store[@]}" commit --quiet --rm "$container" "localhost/$1" >/dev/null
+}
+
+image() { # image NAME FLAGS…
+  # shellcheck disable=SC2086  # BUILD_FLAGS are several words
+  buildah "${store[@]}" build --quiet --layers=false ${BUILD_FLAGS:-} --build-arg BUILD_IMAGE=localhost/debian-build \
+    --build-arg PYTHON_IMAGE=localhost/debian-python -f "$root/$1/Dockerfile" -t "localhost/paceline-$1:e2e" "${@:2}" "$root" >/dev/null
+  rm -f "$folder/$1.tar"
+  buildah "${store[@]}" push --quiet "localhost/paceline-$1:e2e" "docker-archive:$folder/$1.tar:localhost/paceline-$1:e2e"
+  echo "$folder/$1.tar: $(du -m "$folder/$1.tar" | cut -f1) MB"
+}
+
+base debian-python essential python3,ca-certificates,libstdc++6
+base debian-build apt python3,python3-pip,python3-venv,python3-dev,gcc,libc6-dev,ca-certificates
+image operator
+image runtime --target "$target"
