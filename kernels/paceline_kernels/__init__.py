@@ -10,23 +10,26 @@ from paceline_kernels.attention_batch import (
     MASK_ROWS,
     MAX_GROUP_SLOTS,
     AttentionBatch,
+    AttentionLayout,
     AttentionPlanner,
     DecodeGroup,
     Gather,
     PrefillSegment,
     SequenceSpan,
 )
-from paceline_kernels.dispatch import Op
+from paceline_kernels.dispatch import KERNELS, Op, kernels_in_use, use_kernels
 from paceline_kernels.linear import Linear
 from paceline_kernels.norm import add_rms_norm, rms_norm
 from paceline_kernels.rope import RopeRows, rope_and_cache, rope_rows
 from paceline_kernels.sampling import RowSampling, sample
-from paceline_kernels.silu import silu_mul
+from paceline_kernels.silu import gelu_tanh_mul, silu_mul
 
 __all__ = [
+    "KERNELS",
     "MASK_ROWS",
     "MAX_GROUP_SLOTS",
     "AttentionBatch",
+    "AttentionLayout",
     "AttentionPlanner",
     "DecodeGroup",
     "Gather",
@@ -37,10 +40,13 @@ __all__ = [
     "RowSampling",
     "SequenceSpan",
     "add_rms_norm",
+    "gelu_tanh_mul",
+    "kernels_in_use",
     "paged_attention",
     "rms_norm",
     "rope_and_cache",
     "rope_rows",
     "sample",
     "silu_mul",
+    "use_kernels",
 ]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from paceline_kernels.triton_ops.attention_plan import PagedBatch
 
 __all__ = [
     "MASK_ROWS",
     "MAX_GROUP_SLOTS",
     "AttentionBatch",
+    "AttentionLayout",
     "AttentionPlanner",
     "DecodeGroup",
     "Gather",
@@ -69,13 +74,35 @@ class PrefillSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """How a step's rows attend, without the positions."""
+
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """A step's rows: `positions` and `slots` [T] int64, and how the rows attend. Rows follow the order of the spans."""
+    """A step's rows: `positions` and `slots` [T] int64, and how the rows attend. Rows follow the order of the spans.
+
+    `windowed` is how they attend in layers that see only the last `window` positions; None if no context is longer. On a GPU
+    `paged` is how they attend instead, under any window; there negative slots belong to padding and aren't written.
+    """
 
     positions: torch.Tensor
     slots: torch.Tensor
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillSegment, ...]
+    decodes: tuple[DecodeGroup, ...] = ()
+    prefills: tuple[PrefillSegment, ...] = ()
+    window: int | None = None
+    windowed: AttentionLayout | None = None
+    paged: PagedBatch | None = None
+
+    def layout(self, window: int | None) -> AttentionLayout:
+        """Return how the rows attend under a sliding window, which must be the one that was planned for, or without one."""
+        assert window in (None, self.window), f"the step was planned for the window {self.window}, not {window}"
+        if window is None or self.windowed is None:
+            return AttentionLayout(self.decodes, self.prefills)
+        return self.windowed
 
 
 class Gather:
@@ -99,13 +126,19 @@ class Gather:
 
 
 class AttentionPlanner:
-    """Lays out steps for attention with blocks of `block_size` slots, masks in `dtype` on `device`."""
+    """Lays out steps for attention with blocks of `block_size` slots, masks in `dtype` on `device`.
 
-    def __init__(self, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    `window` is the sliding window of the model's windowed layers, if it has some.
+    """
+
+    def __init__(
+        self, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu", *, window: int | None = None
+    ) -> None:
         self._block_size = block_size
         self._dtype = dtype
         self._device = device
-        self._causal = torch.empty(0, 0, dtype=dtype)
+        self._window = window
+        self._causal: dict[int | None, torch.Tensor] = {}
 
     def plan(self, spans: Sequence[SequenceSpan]) -> AttentionBatch:
         """Lay out `spans`; those of one token come first, best by falling context (less padding)."""
@@ -113,51 +146,83 @@ class AttentionPlanner:
         assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
         positions = np.concatenate([np.arange(span.start, span.context) for span in spans])
         slots = np.concatenate([_slots(span, self._block_size) for span in spans])
-        decodes = [self._decode_group(first, spans[first:last]) for first, last in _groups(spans[:ones], self._block_size)]
+        full = self._layout(spans, ones, None)
+        windowed = None
+        if self._window is not None and any(span.context > self._window for span in spans):
+            windowed = self._layout(spans, ones, self._window)
+        return AttentionBatch(self._ids(positions), self._ids(slots), full.decodes, full.prefills, self._window, windowed)
+
+    def _layout(self, spans: Sequence[SequenceSpan], ones: int, window: int | None) -> AttentionLayout:
+        views = [_visible(span, self._block_size, window) for span in spans[:ones]]
+        decodes = [self._decode_group(first, views[first:last]) for first, last in _groups(views, self._block_size)]
         prefills, row = [], ones
         for span in spans[ones:]:
-            prefills.extend(self._prefill_segments(row, span))
+            prefills.extend(self._prefill_segments(row, span, window))
             row += span.num_tokens
-        return AttentionBatch(self._ids(positions), self._ids(slots), tuple(decodes), tuple(prefills))
+        return AttentionLayout(tuple(decodes), tuple(prefills))
 
-    def _decode_group(self, first: int, spans: Sequence[SequenceSpan]) -> DecodeGroup:
-        width = max(_num_blocks(span.context, self._block_size) for span in spans)
-        blocks = np.zeros((len(spans), width), dtype=np.int64)  # padding reads block 0, and the mask drops it
-        for row, span in zip(blocks, spans, strict=True):
-            count = _num_blocks(span.context, self._block_size)
-            row[:count] = span.blocks[:count]
-        contexts = np.array([span.context for span in spans])
+    def _decode_group(self, first: int, views: Sequence[_Visible]) -> DecodeGroup:
+        width = max(len(view.blocks) for view in views)
+        blocks = np.zeros((len(views), width), dtype=np.int64)  # padding reads block 0, and the mask drops it
+        for row, view in zip(blocks, views, strict=True):
+            row[: len(view.blocks)] = view.blocks
+        begins, ends = np.array([view.first for view in views]), np.array([view.last for view in views])
         mask = None
-        if (contexts < width * self._block_size).any():
-            hidden = np.arange(width * self._block_size)[None] >= contexts[:, None]
+        if begins.any() or (ends < width * self._block_size).any():
+            slots = np.arange(width * self._block_size)[None]
+            hidden = (slots >= ends[:, None]) | (slots < begins[:, None])
             mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
             mask = mask[:, None, None].to(self._device)
-        return DecodeGroup(first, first + len(spans), self._ids(blocks.reshape(-1)), mask)
+        return DecodeGroup(first, first + len(views), self._ids(blocks.reshape(-1)), mask)
 
-    def _prefill_segments(self, first: int, span: SequenceSpan) -> Iterator[PrefillSegment]:
+    def _prefill_segments(self, first: int, span: SequenceSpan, window: int | None) -> Iterator[PrefillSegment]:
         """A chunk that starts its sequence is one plain causal piece; a later one is cut so that its masks stay small."""
-        blocks = self._ids(np.asarray(span.blocks[: _num_blocks(span.context, self._block_size)]))
-        if span.start == 0:
+        if span.start == 0 and (window is None or span.context <= window):
+            blocks = self._ids(np.asarray(span.blocks[: _num_blocks(span.context, self._block_size)]))
             yield PrefillSegment(first, first + span.num_tokens, span.context, blocks, None)
             return
         for begin in range(0, span.num_tokens, MASK_ROWS):
             rows = min(MASK_ROWS, span.num_tokens - begin)
-            context = span.start + begin + rows
-            mask = self._causal_tail(rows, context)
-            part = blocks[: _num_blocks(context, self._block_size)]
-            yield PrefillSegment(first + begin, first + begin + rows, context, part, mask)
+            end = span.start + begin + rows
+            # from the block of the first position that the piece's first row sees
+            skipped = 0 if window is None else max(0, end - rows - window + 1) // self._block_size
+            context = end - skipped * self._block_size
+            blocks = self._ids(np.asarray(span.blocks[skipped : _num_blocks(end, self._block_size)]))
+            mask = self._causal_tail(rows, context, window)
+            yield PrefillSegment(first + begin, first + begin + rows, context, blocks, mask)
 
-    def _causal_tail(self, rows: int, context: int) -> torch.Tensor:
+    def _causal_tail(self, rows: int, context: int, window: int | None) -> torch.Tensor:
         """Return the mask [rows, context] of the last `rows` of `context` positions: a corner of one mask that grows."""
-        width = self._causal.shape[1]
-        if context > width:
-            width = 1 << (context - 1).bit_length()
-            mask = torch.full((MASK_ROWS, width), float("-inf"), dtype=self._dtype)
-            self._causal = mask.triu_(width - MASK_ROWS + 1).to(self._device)
-        return self._causal[MASK_ROWS - rows :, width - context :]
+        known = self._causal.get(window)
+        if known is None or known.shape[1] < context:
+            width = max(1 << (context - 1).bit_length(), MASK_ROWS)
+            # how far a column's position lies behind its row's
+            behind = torch.arange(width - MASK_ROWS, width)[:, None] - torch.arange(width)[None]
+            hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+            known = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf")).to(self._device)
+            self._causal[window] = known
+        return known[MASK_ROWS - rows :, known.shape[1] - context :]
 
     def _ids(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """What one decode sees: slots `[first, last)` of `blocks`."""
+
+    blocks: Sequence[int]
+    first: int
+    last: int
+
+
+def _visible(span: SequenceSpan, block_size: int, window: int | None) -> _Visible:
+    last = _num_blocks(span.context, block_size)
+    if window is None or span.context <= window:
+        return _Visible(span.blocks[:last], 0, span.context)
+    begin = span.context - window
+    skipped = begin // block_size
+    return _Visible(span.blocks[skipped:last], begin - skipped * block_size, span.context - skipped * block_size)
 
 
 def _num_blocks(tokens: int, block_size: int) -> int:
@@ -173,15 +238,15 @@ def _slots(span: SequenceSpan, block_size: int) -> np.ndarray:
     return np.asarray(span.blocks)[positions // block_size] * block_size + positions % block_size
 
 
-def _groups(spans: Sequence[SequenceSpan], block_size: int) -> list[tuple[int, int]]:
+def _groups(views: Sequence[_Visible], block_size: int) -> list[tuple[int, int]]:
     """Cut the decodes into runs whose padding is bounded."""
     cuts, widest, real = [0], 0, 0
-    for index, span in enumerate(spans):
-        blocks = _num_blocks(span.context, block_size)
+    for index, view in enumerate(views):
+        blocks = len(view.blocks)
         members = index - cuts[-1] + 1
         padded = max(widest, blocks) * members
         if members > 1 and (padded - real - blocks > _MAX_PADDING_BLOCKS or padded * block_size > MAX_GROUP_SLOTS):
             cuts.append(index)
             widest, real = 0, 0
         widest, real = max(widest, blocks), real + blocks
-    return [pair for pair in zip(cuts, [*cuts[1:], len(spans)], strict=True) if pair[0] < pair[1]]
+    return [pair for pair in zip(cuts, [*cuts[1:], len(views)], strict=True) if pair[0] < pair[1]]

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-__all__ = ["Op"]
+__all__ = ["KERNELS", "Op", "kernels_in_use", "use_kernels"]
+
+# `auto`: by the device of the tensors; `triton`: the GPU's kernels wherever the tensors are, which on a CPU needs Triton's
+# interpreter (TRITON_INTERPRET=1) and is for tests; `torch`: no Triton, for comparisons and GPUs that Triton doesn't know.
+KERNELS = ("auto", "triton", "torch")
+_kernels: ContextVar[str] = ContextVar("kernels", default="auto")
+
+
+@contextlib.contextmanager
+def use_kernels(choice: str) -> Iterator[None]:
+    """Choose the implementations of every op for what runs within, in this thread: one of `KERNELS`."""
+    assert choice in KERNELS, f"kernels are one of {', '.join(KERNELS)}, not {choice!r}"
+    token = _kernels.set(choice)
+    try:
+        yield
+    finally:
+        _kernels.reset(token)
+
+
+def kernels_in_use(device_type: str) -> str:
+    """Return `triton` or `torch`: which kernels ops use here for tensors on `device_type`."""
+    choice = _kernels.get()
+    return choice if choice != "auto" else "triton" if device_type == "cuda" else "torch"
 
 
 class Op:
-    """One op: a torch `reference` that defines its meaning on any device and dtype, and faster versions per device type."""
+    """One op: a torch `reference` that defines its meaning on any device and dtype, and faster versions per device type.
+
+    The version for `cuda` is the one in Triton; ROCm's devices are called `cuda` too.
+    """
 
     def __init__(self, reference: Callable[..., Any]) -> None:
         functools.update_wrapper(self, reference)
@@ -30,8 +57,10 @@ class Op:
         return decorate
 
     def on(self, device_type: str) -> Callable[..., Any]:
-        """Return the implementation for tensors on `device_type`."""
-        return self._by_device.get(device_type, self.reference)
+        """Return the implementation for tensors on `device_type`, by `use_kernels`' choice."""
+        if kernels_in_use(device_type) == "triton":
+            return self._by_device.get("cuda", self.reference)
+        return self._by_device.get("cpu", self.reference) if device_type == "cpu" else self.reference
 
     def __call__(self, first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the op where its first tensor lives."""

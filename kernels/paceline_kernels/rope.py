@@ -19,14 +19,20 @@ class RopeRows:
     sin: torch.Tensor
 
 
-def rope_rows(positions: torch.Tensor, inverse_frequencies: torch.Tensor, dtype: torch.dtype) -> RopeRows:
+def rope_rows(
+    positions: torch.Tensor, inverse_frequencies: torch.Tensor, dtype: torch.dtype, factors: torch.Tensor | None = None
+) -> RopeRows:
     """Return the rows of `positions` [T] for `inverse_frequencies` [D/2], computed in their dtype (float32, as in training).
 
-    Made once per step for all layers, in microseconds; a table of every position would take gigabytes of a model that
-    claims a context of millions.
+    A frequency of 0 leaves its pair of numbers as it is. `factors` [D/2] multiply cosines and sines (YaRN's and LongRoPE's
+    attention factor). Made once per step for all layers, in microseconds; a table of every position would take gigabytes of
+    a model that claims a context of millions.
     """
     angles = torch.outer(positions.to(inverse_frequencies.dtype), inverse_frequencies)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = angles.cos(), angles.sin()
+    if factors is not None:
+        cos, sin = cos * factors, sin * factors
+    cos, sin = cos.to(dtype), sin.to(dtype)
     return RopeRows(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
 
 

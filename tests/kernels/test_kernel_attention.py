@@ -29,12 +29,12 @@ def make_case(contexts, *, block_size, heads=4, kv_heads=2, size=8, dtype=torch.
     return spans, cache, queries
 
 
-def check(op, spans, cache, queries, block_size, gather=None):
-    batch = AttentionPlanner(block_size, queries.dtype).plan(spans)
-    got = op(queries, cache, batch, gather or Gather(), 0.3)
-    expected.assert_close(
-        got, expected.paged_attention(expected.wide(queries), expected.wide(cache), spans, block_size, 0.3)
-    )
+def check(op, spans, cache, queries, block_size, gather=None, *, window=None, soft_cap=None):
+    batch = AttentionPlanner(block_size, queries.dtype, window=window).plan(spans)
+    got = op(queries, cache, batch, gather or Gather(), 0.3, window=window, soft_cap=soft_cap)
+    wide = expected.wide(queries), expected.wide(cache)
+    expected.assert_close(got, expected.paged_attention(*wide, spans, block_size, 0.3, window, soft_cap))
+    return batch
 
 
 @pytest.mark.parametrize("op", OPS, ids=["cpu", "reference"])
@@ -73,6 +73,41 @@ def test_a_chunk_longer_than_its_mask_is_cut():
     batch = AttentionPlanner(16, torch.float32).plan(spans)
     assert [(part.first, part.last) for part in batch.prefills] == [(0, MASK_ROWS), (MASK_ROWS, rows)]
     check(paged_attention, spans, cache, queries, 16)
+
+
+@pytest.mark.parametrize("op", OPS, ids=["cpu", "reference"])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("window", [1, 5, 16, 40])
+@pytest.mark.parametrize("soft_cap", [None, 0.7])
+def test_sliding_windows_and_soft_caps(op, block_size, window, soft_cap):
+    contexts = [(70, 1), (40, 1), (39, 1), (3, 1), (0, 1), (0, 5), (0, 60), (31, 17), (64, 20)]
+    spans, cache, queries = make_case(contexts, block_size=block_size, heads=2, kv_heads=1, size=4)
+    check(op, spans, cache, queries, block_size, window=window, soft_cap=soft_cap)
+
+
+def test_a_window_reads_only_its_own_blocks():
+    spans, cache, queries = make_case([(99, 1), (90, 10), (0, 30)], block_size=4, heads=1, kv_heads=1, size=2)
+    batch = check(paged_attention, spans, cache, queries, 4, window=10)
+    assert [len(group.blocks) for group in batch.windowed.decodes] == [3]
+    assert [len(part.blocks) for part in batch.windowed.prefills] == [5, 8]
+    assert len(batch.decodes[0].blocks) == 25
+
+
+def test_a_long_chunk_in_a_window_is_cut():
+    spans, cache, queries = make_case([(0, MASK_ROWS + 70)], block_size=16, heads=1, kv_heads=1, size=2)
+    batch = check(paged_attention, spans, cache, queries, 16, window=20)
+    assert [part.context for part in batch.windowed.prefills] == [MASK_ROWS, 70 + 32]
+
+
+def test_short_contexts_need_no_windowed_layout():
+    spans, _, _ = make_case([(9, 1), (0, 10)], block_size=4)
+    assert AttentionPlanner(4, torch.float32, window=10).plan(spans).windowed is None
+
+
+def test_a_window_that_was_not_planned_for_is_refused():
+    spans, cache, queries = make_case([(9, 1)], block_size=4)
+    with pytest.raises(AssertionError, match="planned for the window None, not 5"):
+        paged_attention(queries, cache, AttentionPlanner(4, torch.float32).plan(spans), Gather(), 1.0, window=5)
 
 
 def test_padding_is_bounded_by_grouping():
