@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline_kernels import Linear, Op, add_rms_norm, rms_norm, rope_and_cache, rope_rows, silu_mul
+from paceline_kernels import Linear, Op, add_rms_norm, gelu_tanh_mul, rms_norm, rope_and_cache, rope_rows, silu_mul
 
 SHAPES = [(1, 2), (1, 576), (3, 7), (17, 64), (130, 33)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -43,6 +43,35 @@ def test_silu_mul(tokens, size, dtype):
     kept = gate_up.clone()
     expected.assert_close(silu_mul(gate_up), expected.silu_mul(expected.wide(gate_up)))
     assert torch.equal(gate_up, kept), "the input stays as it was"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_tanh_mul(dtype):
+    gate_up = random(17, 64, dtype=dtype) * 4
+    kept = gate_up.clone()
+    expected.assert_close(gelu_tanh_mul(gate_up), expected.gelu_tanh_mul(expected.wide(gate_up)))
+    assert torch.equal(gate_up, kept), "the input stays as it was"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [rms_norm, rms_norm.reference], ids=["cpu", "reference"])
+def test_rms_norm_of_the_heads_of_a_fused_projection(op, dtype):
+    x, weight = random(5, 6, 8, dtype=dtype)[:, 1:4], random(8, dtype=torch.float32)
+    got = op(x, weight, 1e-6)
+    assert got.dtype == dtype, "a weight in float32 doesn't widen the result"
+    expected.assert_close(got, expected.rms_norm(expected.wide(x), expected.wide(weight), 1e-6))
+
+
+def test_factors_scale_a_rotation_and_a_frequency_of_zero_is_none():
+    frequencies, factors = torch.tensor([1.0, 0.1, 0.0]).double(), torch.tensor([1.3, 1.3, 1.0]).double()
+    rows = rope_rows(torch.tensor([0, 7]), frequencies, torch.float64, factors)
+    qkv = random(2, 3, 6, dtype=torch.float64)
+    before = expected.wide(qkv)
+    queries = rope_and_cache(qkv, rows, torch.zeros(1, 2, 2, 1, 6, dtype=torch.float64), torch.tensor([0, 1]), 1)
+    for row, position in enumerate((0, 7)):
+        turned = expected.rotate(before[row, 0], position, frequencies.numpy()) * np.tile(factors.numpy(), 2)
+        expected.assert_close(queries[row, 0], turned)
+    assert torch.equal(queries[:, 0, [2, 5]], torch.from_numpy(before[:, 0, [2, 5]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
