@@ -25,7 +25,6 @@ __all__ = [
     "KnobKind",
     "ListOf",
     "MapOf",
-    "Number",
     "Quantity",
     "Raw",
     "Schema",
