@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding
 
 from paceline_kernels import (
     AttentionBatch,
@@ -25,6 +24,7 @@ from paceline_kernels import (
     silu_mul,
 )
 from paceline_runtime.model_config import ModelConfig, RopeConfig
+from paceline_runtime.parallel_group import SOLO, TensorGroup
 from paceline_runtime.weights import WeightSource
 
 __all__ = ["Decoder", "inverse_frequencies"]
@@ -41,10 +41,22 @@ class _Layer:
 
 
 class Decoder:
-    """A Llama-family decoder with its weights on one device, in one dtype."""
+    """A Llama-family decoder with its weights on one device, in one dtype.
 
-    def __init__(self, config: ModelConfig, weights: WeightSource, *, dtype: torch.dtype, device: torch.device) -> None:
+    As one of several ranks of `group` it is given the `config` and the `weights` of its own part.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TensorGroup = SOLO,
+    ) -> None:
         self.config = config
+        self._group = group
         self.dtype = dtype
         self.device = device
         load = _Loader(config, weights, dtype, device)
@@ -73,15 +85,16 @@ class Decoder:
         """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
         rotation = rope_rows(batch.positions, self._frequencies, self.dtype)
-        residual = embedding(token_ids, self._embedding)  # [T, hidden]
+        residual = self._group.embed(token_ids, self._embedding)  # [T, hidden]
         hidden = torch.zeros_like(residual)
         for layer, cache in zip(self._layers, kv, strict=True):
             normed = add_rms_norm(hidden, residual, layer.input_norm, eps)
             qkv = layer.qkv(normed).view(len(token_ids), -1, config.head_dim)  # [T, H + 2·K, D]
             queries = rope_and_cache(qkv, rotation, cache, batch.slots, config.num_heads)
-            attended = layer.output(paged_attention(queries, cache, batch, self._gather, self._scale))
+            heads = paged_attention(queries, cache, batch, self._gather, self._scale)
+            attended = self._group.reduce(layer.output(heads))
             normed = add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            hidden = layer.down(silu_mul(layer.gate_up(normed)))
+            hidden = self._group.reduce(layer.down(silu_mul(layer.gate_up(normed))))
         return residual.add_(hidden)
 
     @torch.inference_mode()
@@ -92,7 +105,7 @@ class Decoder:
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] (float32) of hidden states [n, hidden] (before the last norm)."""
-        return self._head(self.normed(hidden)).float()
+        return self._group.gather_vocabulary(self._head(self.normed(hidden)).float())
 
 
 class _Loader:
