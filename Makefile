@@ -27,9 +27,11 @@ setup: $(VENV)/.ready ## install everything into .venv
 demo: setup ## a manifest becomes batching pods that answer, under each strategy (DEMO_ARGS=--keep leaves it running)
 	@$(BIN)/paceline demo $(DEMO_ARGS)
 
-# no cluster is touched, also if the shell names one
-test: setup ## run the hermetic tests (no GPU, no cluster)
-	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS $(RUN) -m pytest -m "not slow" $(TEST_ARGS)
+# No cluster is touched, also if the shell names one. A file's tests stay in one worker, which shares its servers and models;
+# one thread each, or the workers' OpenMP threads would spin against each other.
+test: setup ## run the hermetic tests (no GPU, no cluster), a worker per core
+	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS OMP_NUM_THREADS=1 \
+	  $(RUN) -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadfile $(TEST_ARGS)
 
 e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
 	@$(RUN) -m pytest tests/controlplane tests/operators tests/unit/test_local_stack.py tests/e2e $(E2E_ARGS)
