@@ -69,8 +69,9 @@ def _launch_tiles(
         "GROUP": heads // kv_heads, "D": size, "D_PAD": padded, "BLOCK_M": tiles.block_m,
     }  # fmt: skip
     arguments = {
-        "queries": queries, "kv": kv_cache, "scales": kv_scales, "tables": batch.block_tables, "contexts": batch.contexts,
-        "items": tiles.items, "scale": scale if soft_cap else scale * _LOG2_E, "soft_cap": soft_cap or 0.0,
+        "queries": queries, "kv": kv_cache, "scales": kv_scales, "tables": batch.block_tables,
+        "table_rows": batch.table_rows, "contexts": batch.contexts, "items": tiles.items,
+        "scale": scale if soft_cap else scale * _LOG2_E, "soft_cap": soft_cap or 0.0,
         "q_token": queries.stride(0), "q_head": queries.stride(1),
         **dict(zip(("kv_block", "kv_slot", "kv_side", "kv_head"), kv_cache.stride()[:4], strict=True)),
         **dict(zip(("s_block", "s_slot", "s_side", "s_head"), (0,) * 4 if kv_scales is None else kv_scales.stride(),
@@ -119,7 +120,8 @@ def _attend(
     queries,  # [T, H, D]
     kv,  # [B, S, 2, K, D]
     scales,  # [B, S, 2, K] float32, or None
-    tables,  # [N, m] int32
+    tables,  # [R, m] int32
+    table_rows,  # [N] int32
     query_starts,  # [N + 1] int32
     contexts,  # [N] int32
     items,  # [W, 5] int32
@@ -176,10 +178,11 @@ def _attend(
     weights = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     kv += head * kv_head
+    table = tables + tl.load(table_rows + sequence).to(tl.int64) * table_row
     for tile in range(begin, end, BLOCK_N):
         slot = tile + tl.arange(0, BLOCK_N)
         within = slot < end
-        block = tl.load(tables + sequence * table_row + slot // S, mask=within, other=0).to(tl.int64)
+        block = tl.load(table + slot // S, mask=within, other=0).to(tl.int64)
         source = block * kv_block + (slot % S) * kv_slot
         inside = within[:, None] & (column < D)[None, :]
         k = to_float(tl.load(kv + source[:, None] + column[None, :], mask=inside, other=NOTHING), q.dtype, WIDE)

@@ -13,7 +13,19 @@ import torch
 
 from paceline_kernels.triton_ops.launch import ceil_div
 
-__all__ = ["PagedBatch", "SplitPolicy", "TileSet", "plan_paged"]
+__all__ = [
+    "ITEM_FIELDS",
+    "REDUCTION_FIELDS",
+    "HostTiles",
+    "PagedBatch",
+    "SplitPolicy",
+    "TileSet",
+    "decode_capacity",
+    "decode_rows",
+    "pad_tiles",
+    "plan_paged",
+    "plan_tiles",
+]
 
 # Rows of a decode tile: the smallest M of a matrix instruction. Every other tile has 64 rows, the M of one warp group.
 DECODE_ROWS = 16
@@ -24,6 +36,8 @@ MIN_CHUNK = 256
 INVARIANT_CHUNK = 512
 ITEM_FIELDS = 5
 REDUCTION_FIELDS = 4
+# First query token of what only pads a list: no sequence reaches it in a step, so nothing of it is read or written.
+_NOWHERE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +75,31 @@ class TileSet:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """A step for the device: `block_tables` [N, m], `query_starts` [N + 1] and `contexts` [N], all int32.
+    """A step for the device: `block_tables` [R, m], `table_rows` [N], `query_starts` [N + 1] and `contexts` [N], all int32.
 
-    Sequence n has query rows `[query_starts[n], query_starts[n + 1])`, the last of `contexts[n]` positions.
+    Sequence n has query rows `[query_starts[n], query_starts[n + 1])`, the last of `contexts[n]` positions, and its blocks
+    in row `table_rows[n]` of the tables: tables may stay on the device while batches come and go.
     """
 
     block_tables: torch.Tensor
+    table_rows: torch.Tensor
     query_starts: torch.Tensor
     contexts: torch.Tensor
     tile_sets: tuple[TileSet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostTiles:
+    """A `TileSet` that is still on the host: `items` [W, 5] and `reductions` [R, 4] int32."""
+
+    block_m: int
+    items: np.ndarray
+    reductions: np.ndarray
+    num_parts: int
+
+    def to(self, device: torch.device | str) -> TileSet:
+        """Return it on the device."""
+        return TileSet(self.block_m, _int32(self.items, device), _int32(self.reductions, device), self.num_parts)
 
 
 def plan_paged(
@@ -82,21 +112,65 @@ def plan_paged(
     window: int | None = None,
     device: torch.device | str,
 ) -> PagedBatch:
-    """Lay out a step. `group` query heads share a KV head; `window` bounds how far back the layers look (None: all)."""
+    """Lay out a step with tables of its own. See `plan_tiles`."""
     lens, ends = np.asarray(query_lens, dtype=np.int64), np.asarray(contexts, dtype=np.int64)
-    assert (lens <= ends).all(), "a query token's position lies within its sequence's context"
+    tiles = plan_tiles(lens, ends, group=group, policy=policy, window=window)
     starts = np.concatenate([[0], lens.cumsum()])
-    sets = []
-    for block_m, chosen in _heights(lens, group, policy.invariant):
-        sets.append(_tile_set(block_m, chosen, lens, ends, group, policy, window or int(ends.max()), device))
     return PagedBatch(
-        _tables(blocks, device), _int32(starts, device), _int32(ends, device), tuple(s for s in sets if len(s.items))
+        block_tables=_tables(blocks, device),
+        table_rows=_int32(np.arange(len(lens)), device),
+        query_starts=_int32(starts, device),
+        contexts=_int32(ends, device),
+        tile_sets=tuple(each.to(device) for each in tiles),
     )
+
+
+def plan_tiles(
+    lens: np.ndarray, ends: np.ndarray, *, group: int, policy: SplitPolicy, window: int | None = None
+) -> tuple[HostTiles, ...]:
+    """Return the work of sequences with `lens` [N] query rows that end at positions `ends` [N].
+
+    `group` query heads share a KV head; `window` bounds how far back all layers look (None: some see everything).
+    """
+    assert (lens <= ends).all(), "a query token's position lies within its sequence's context"
+    farthest = window or int(ends.max(initial=0))
+    heights = _heights(lens, group, policy.invariant)
+    sets = [_tile_set(block_m, chosen, lens, ends, group, policy, farthest) for block_m, chosen in heights]
+    return tuple(each for each in sets if len(each.items))
+
+
+def decode_rows(group: int) -> int:
+    """Return the height of the tiles of decodes, unless the policy is invariant."""
+    return max(DECODE_ROWS, _power_of_two(group))
+
+
+def decode_capacity(sequences: int, policy: SplitPolicy) -> int:
+    """Return how many items, at most, decodes of so many sequences become, whatever their contexts.
+
+    Each has one, and one more for each whole chunk; a chunk is at least `policy.programs / num_kv_heads`-th of all KV.
+    """
+    return sequences + ceil_div(policy.programs, policy.num_kv_heads)
+
+
+def pad_tiles(tiles: HostTiles, items: int) -> HostTiles:
+    """Return `tiles` with exactly `items` items, reductions and parts: sizes that a CUDA graph can keep."""
+    return HostTiles(tiles.block_m, _padded(tiles.items, items), _padded(tiles.reductions, items), items)
+
+
+def _padded(rows: np.ndarray, count: int) -> np.ndarray:
+    """Append rows of work for nobody: items without KV, reductions without parts."""
+    assert len(rows) <= count, f"{len(rows)} rows don't fit {count}"
+    padded = np.zeros((count, rows.shape[1]), dtype=np.int32)
+    padded[: len(rows)] = rows
+    padded[len(rows) :, 1] = _NOWHERE
+    if rows.shape[1] == ITEM_FIELDS:
+        padded[len(rows) :, 4] = -1
+    return padded
 
 
 def _heights(lens: np.ndarray, group: int, invariant: bool) -> list[tuple[int, np.ndarray]]:
     """Return tile heights with the sequences that use them; rows of one token never part."""
-    tall, short = max(PREFILL_ROWS, _power_of_two(group)), max(DECODE_ROWS, _power_of_two(group))
+    tall, short = max(PREFILL_ROWS, _power_of_two(group)), decode_rows(group)
     used = np.flatnonzero(lens)
     if invariant:
         return [(tall, used)] if len(used) else []
@@ -112,8 +186,7 @@ def _tile_set(
     group: int,
     policy: SplitPolicy,
     window: int,
-    device: torch.device | str,
-) -> TileSet:
+) -> HostTiles:
     tokens = block_m // group
     sequence, nth = _expand(chosen, -(-lens[chosen] // tokens))
     first = nth * tokens
@@ -133,7 +206,7 @@ def _tile_set(
     several = np.flatnonzero(parts > 1)
     offsets = np.concatenate([[0], parts[several].cumsum()])
     reductions = np.stack([sequence[several], first[several], offsets[:-1], parts[several]], axis=1)
-    return TileSet(block_m, _int32(items[order], device), _int32(reductions, device), int(offsets[-1]))
+    return HostTiles(block_m, items[order].astype(np.int32), reductions.astype(np.int32), int(offsets[-1]))
 
 
 def _expand(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
