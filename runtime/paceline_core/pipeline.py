@@ -79,6 +79,7 @@ def _later(plan: StepPlan, steps: int) -> StepPlan:
         scheduled=tuple(replace(entry, start=entry.start + steps) for entry in plan.scheduled),
         shape=StepShape(shape.decode_tokens, 0, shape.context_tokens + steps * shape.decode_tokens, 0),
         preempted=(),
+        preempted_for=(),
         removed=(),
         resize_blocks=None,
     )

@@ -56,7 +56,8 @@ class StepShape:
 class StepPlan:
     """One step: who computes how many tokens. `scheduled` is empty only if `resize_blocks` or `removed` carry news.
 
-    `preempted` lost their blocks (they come back with `start` at 0 or at a cached prefix), `removed` ended and won't come
+    `preempted` lost their blocks (they come back with `start` at 0 or at a cached prefix), each to the one at its place in
+    `preempted_for` (-1: to a pool that is rebuilt); `removed` ended and won't come
     back: the runner drops their state. `resize_blocks`, if given, is the new number of KV blocks: the runner rebuilds its
     pool before this step, when no block is in use.
     """
@@ -66,6 +67,7 @@ class StepPlan:
     scheduled: tuple[ScheduledSequence, ...]
     shape: StepShape
     preempted: tuple[int, ...] = ()
+    preempted_for: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     resize_blocks: int | None = None
 

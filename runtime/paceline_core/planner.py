@@ -18,7 +18,9 @@ from paceline_core.step_builder import StepBuilder
 from paceline_core.waiting import WaitingQueue
 from paceline_core.wire import Gauges
 
-__all__ = ["Planner"]
+__all__ = ["NOBODY", "Planner"]
+
+NOBODY = -1  # lost its blocks to no other sequence: the pool was rebuilt
 
 
 class Planner:
@@ -36,7 +38,7 @@ class Planner:
         self.waits_for: WaitReason | None = (
             None  # what the first of the queue waited for in the last step; None: nobody waits
         )
-        self.preempted: list[int] = []  # since the last plan
+        self.preempted: dict[int, int] = {}  # since the last plan: who lost its blocks, and to whom
         self.preemptions = 0
         self.prompt_tokens = 0
         self._kv = kv
@@ -94,13 +96,13 @@ class Planner:
         # while steps get longer the objective may come before the memory as what it waits for
         return WaitReason.KV, self._kv.fits(seq) or (self.policy.deadlines and self.knobs.slo_tpot is not None)
 
-    def preempt_last(self) -> SequenceState:
-        """Take the blocks of the newest sequence of the lowest priority; it will be recomputed."""
+    def preempt_last(self, favoured: int = NOBODY) -> SequenceState:
+        """Take the blocks of the newest sequence of the lowest priority, for `favoured`; it will be recomputed."""
         victim = self.running.pop()
         self._kv.release(victim)
         victim.preemptions += 1
         self.waiting.push(victim)
-        self.preempted.append(victim.request.seq_id)
+        self.preempted[victim.request.seq_id] = favoured
         self.preemptions += 1
         return victim
 
@@ -160,7 +162,7 @@ class Planner:
         while not self._kv.grow(seq, positions):
             if self._kv.has_deferred:
                 return False  # blocks come back when the plan in flight completes: no reason to evict anybody
-            if self.preempt_last() is seq:
+            if self.preempt_last(seq.request.seq_id) is seq:
                 return False
         return True
 

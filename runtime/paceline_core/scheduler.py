@@ -279,6 +279,7 @@ class Scheduler:
             scheduled=tuple(builder.entries),
             shape=builder.shape,
             preempted=tuple(self._planner.preempted),
+            preempted_for=tuple(self._planner.preempted.values()),
             removed=tuple(self._removed),
             resize_blocks=resized,
         )

@@ -1,6 +1,6 @@
 """The twin: the production scheduler under a virtual clock, to ask what would happen if…"""
 
-from paceline_sim.causes import Breakdown
+from paceline_core.causes import Breakdown
 from paceline_sim.readers import read_trace, trace_of_records
 from paceline_sim.replay import simulate
 from paceline_sim.report import Spread, Summary, summarise

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline_core.causes import Causes
 from paceline_core.errors import RequestRefused
 from paceline_core.knobs import Knobs
 from paceline_core.plan import StepShape
 from paceline_core.scheduler import Scheduler
 from paceline_core.step_time import StepPredictor
 from paceline_core.stride import Stride
-from paceline_sim.causes import Causes
 from paceline_sim.clock import VirtualRunner
 from paceline_sim.result import Outcome, Result
 from paceline_sim.tally import Tally
@@ -82,7 +82,7 @@ class _Replay:
             now = self._next_time(now)
             if now == self.runner.next_end:
                 self._complete(now)
-            self.outcomes.extend(Outcome.of(ended, self.causes.ended(ended)) for ended in self.scheduler.take_ended())
+            self.outcomes.extend(Outcome.of(ended, self.causes.ended(ended).parts) for ended in self.scheduler.take_ended())
             self._arrive(now)
         return self._result(now)
 
@@ -173,4 +173,5 @@ class _Replay:
             taken += 1
         if taken:
             self.runner.skip(self.scheduler.skip(stride, taken, now), busy_until, duration)
+            self.causes.skipped(now)
         return now

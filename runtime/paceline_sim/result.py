@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline_core.causes import Breakdown
 from paceline_core.request import Ended, FinishReason
-from paceline_sim.causes import Breakdown
 from paceline_sim.tally import Point
 
 __all__ = ["Outcome", "Result"]
