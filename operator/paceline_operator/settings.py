@@ -70,6 +70,9 @@ class Settings:
     """What the operator is told by its environment. Everything that a spec could abuse is off unless it is allowed here."""
 
     runtime_image: str = _variable("PACELINE_RUNTIME_IMAGE", str, "", "image of the pods' runtime container (required)")
+    image_pull_secrets: tuple[str, ...] = _variable(
+        "PACELINE_IMAGE_PULL_SECRETS", _words, (), "names of Secrets, in each service's namespace, by which pods pull images"
+    )
     operator_key: bytes = field(default=b"", repr=False)
     watch_namespaces: tuple[str, ...] = _variable(
         "PACELINE_WATCH_NAMESPACES", _words, (), "namespaces to serve, separated by commas; empty: all"
