@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline_core.plan import StepPlan, StepResult
+from paceline_core.plan import StepPlan
 from paceline_core.step_time import StepPredictor
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import ModelStepResult, PromptReport, TokenLogprobs
 
 __all__ = ["DEFAULT_CLOCK_BLOCKS", "DEFAULT_CLOCK_MODEL_LEN", "ClockModel", "ClockRunner"]
 
@@ -40,27 +41,41 @@ class ClockRunner:
         self._placeholder = tuple(placeholder)
         self._now, self._sleep = now, sleep
         self._prompt_len: dict[int, int] = {}
+        self._wants_logprobs: set[int] = set()
+        self._wants_prompt: set[int] = set()  # log-probabilities of the prompt, not given yet
         self._queue: deque[tuple[StepPlan, float]] = deque()
         self._free_at = 0.0
 
-    def add(self, seq_id: int, prompt_tokens: Sequence[int], params: SamplingParams) -> None:
-        """Remember where the prompt of a new sequence ends."""
+    def add(self, seq_id: int, prompt_tokens: Sequence[int], params: SamplingParams, matcher: object = None) -> None:
+        """Remember where the prompt of a new sequence ends. Its text is the placeholder whatever is asked for."""
         self._prompt_len[seq_id] = len(prompt_tokens)
+        if params.logprobs is not None:
+            self._wants_logprobs.add(seq_id)
+        if params.prompt_logprobs is not None:
+            self._wants_prompt.add(seq_id)
 
     def submit(self, plan: StepPlan) -> None:
         """Queue a plan; its modelled time starts now, or when the one before it has ended."""
         for seq_id in plan.removed:
             self._prompt_len.pop(seq_id, None)
+            self._wants_logprobs.discard(seq_id)
+            self._wants_prompt.discard(seq_id)
         self._free_at = max(self._now(), self._free_at) + self._duration(plan)
         self._queue.append((plan, self._free_at))
 
-    def collect(self) -> StepResult:
+    def collect(self) -> ModelStepResult:
         """Sleep until the oldest plan's modelled end and return its tokens."""
         plan, end = self._queue.popleft()
         if (left := end - self._now()) > 0:
             self._sleep(left)
         tokens = {s.seq_id: (self._token(s.seq_id, s.start + s.num_tokens),) for s in plan.scheduled if s.samples}
-        return StepResult(tokens=tokens, duration=self._duration(plan))
+        # a clock is sure of what it says: the log-probability of every token is 0
+        certain = (TokenLogprobs(0.0),)
+        logprobs = dict.fromkeys(self._wants_logprobs.intersection(tokens), certain)
+        wanted = self._wants_prompt.intersection(tokens)
+        self._wants_prompt -= wanted
+        prompts = {i: PromptReport(certain * (self._prompt_len[i] - 1)) for i in wanted}
+        return ModelStepResult(tokens, self._duration(plan), logprobs, prompts)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -9,6 +9,7 @@ PacelineError
     ├── UnsupportedModel      a well-formed model that this runtime can't run, named exactly
     ├── MemoryBudgetError     not enough memory for weights and a useful KV pool
     ├── ChatTemplateError     a chat template that fails, runs too long or says too much
+    ├── GrammarError          a schema, regular expression or grammar that can't be used
     └── SamplingParamsError   a sampling parameter out of its bounds (`field` names it)
 ```
 """
@@ -19,6 +20,7 @@ from paceline_core.errors import PacelineError
 
 __all__ = [
     "ChatTemplateError",
+    "GrammarError",
     "MemoryBudgetError",
     "ModelError",
     "ModelFormatError",
@@ -55,6 +57,10 @@ class MemoryBudgetError(ModelError):
 
 class ChatTemplateError(ModelError):
     """The model's chat template is missing, broken, too slow or too talkative, or refused the messages."""
+
+
+class GrammarError(ModelError):
+    """A schema, regular expression or grammar is invalid, unsupported or beyond its limits."""
 
 
 class SamplingParamsError(ModelError):

@@ -5,26 +5,24 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline_core.plan import ScheduledSequence, StepPlan, StepResult
+from paceline_core.plan import ScheduledSequence, StepPlan
 from paceline_kernels import AttentionBatch, AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.kv_pool import KvPool
-from paceline_runtime.sampler import SequenceSampling, TokenLogprobs, sample_tokens
+from paceline_runtime.prompt_reader import PromptReader
+from paceline_runtime.sampler import SequenceSampling, sample_tokens
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import ModelStepResult, PromptReport, TokenLogprobs
+
+if TYPE_CHECKING:
+    from paceline_runtime.grammar_matcher import GrammarMatcher
 
 __all__ = ["ModelRunner", "ModelStepResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStepResult(StepResult):
-    """A `StepResult` with the log-probabilities of its tokens, for the sequences that asked for them."""
-
-    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,8 +56,9 @@ class ModelRunner:
         self._decoder = decoder
         self._kv = kv
         self._eos_token_ids = eos_token_ids
-        self._planner = AttentionPlanner(kv.block_size, decoder.dtype, decoder.device)
+        self._planner = AttentionPlanner(kv.block_size, decoder.dtype, decoder.device, window=decoder.config.window)
         self._sequences: dict[int, _Sequence] = {}
+        self._readers: dict[int, PromptReader] = {}  # of the sequences that want to know something of their prompt
         self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[ModelStepResult | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="model-runner", daemon=True)
@@ -70,10 +69,14 @@ class ModelRunner:
         """Sequences whose state is kept."""
         return tuple(self._sequences)
 
-    def add(self, seq_id: int, prompt_tokens: list[int], params: SamplingParams) -> None:
+    def add(
+        self, seq_id: int, prompt_tokens: list[int], params: SamplingParams, matcher: GrammarMatcher | None = None
+    ) -> None:
         """Keep a new sequence's prompt and how to sample it, before the first plan that names it."""
         assert prompt_tokens, "a prompt has at least one token"
-        sampling = SequenceSampling.of(params, self._eos_token_ids)
+        sampling = SequenceSampling.of(params, self._eos_token_ids, prompt_tokens, matcher)
+        if params.prompt_logprobs is not None or params.pooling is not None:
+            self._readers[seq_id] = PromptReader(self._decoder, tuple(prompt_tokens), params)
         self._sequences[seq_id] = _Sequence(list(prompt_tokens), len(prompt_tokens), sampling)
 
     def submit(self, plan: StepPlan) -> None:
@@ -124,13 +127,26 @@ class ModelRunner:
         plan = step.plan
         for seq_id in plan.removed:
             self._sequences.pop(seq_id, None)
+            self._readers.pop(seq_id, None)
         if plan.resize_blocks is not None:
             self._kv.resize(plan.resize_blocks)
         if step.batch is None:
             return ModelStepResult({}, time.perf_counter() - started)
-        logits = self._decoder.forward(self._token_ids(step), step.batch, self._kv.layers, step.rows)
-        tokens, logprobs = self._sample(step, logits)
-        return ModelStepResult(tokens, time.perf_counter() - started, logprobs)
+        hidden = self._decoder.hidden(self._token_ids(step), step.batch, self._kv.layers)
+        prompts = self._read_prompts(step, hidden) if self._readers else {}
+        tokens, logprobs = self._sample(step, hidden)
+        return ModelStepResult(tokens, time.perf_counter() - started, logprobs, prompts)
+
+    def _read_prompts(self, step: _Step, hidden: torch.Tensor) -> dict[int, PromptReport]:
+        """Show the readers their chunks; return the reports of those whose prompt is complete."""
+        reports, row = {}, 0
+        for item in step.scheduled:
+            if (reader := self._readers.get(item.seq_id)) is not None:
+                reader.read(hidden[row : row + item.num_tokens], item.start)
+                if item.samples:
+                    reports[item.seq_id] = self._readers.pop(item.seq_id).report()
+            row += item.num_tokens
+        return reports
 
     def _token_ids(self, step: _Step) -> torch.Tensor:
         ids: list[int] = []
@@ -143,10 +159,12 @@ class ModelRunner:
         return torch.tensor(ids, dtype=torch.int64, device=self._decoder.device)
 
     def _sample(
-        self, step: _Step, logits: torch.Tensor
+        self, step: _Step, hidden: torch.Tensor
     ) -> tuple[dict[int, tuple[int, ...]], dict[int, tuple[TokenLogprobs, ...]]]:
         if not step.sampling:
             return {}, {}
+        assert step.rows is not None, "a step that samples has rows to sample from"
+        logits = self._decoder.logits(hidden.index_select(0, step.rows))
         sequences = [self._sequences[seq_id] for seq_id in step.sampling]
         tokens, logprobs = sample_tokens(logits, [(s.sampling, len(s.tokens) - s.prompt_len) for s in sequences])
         for sequence, token in zip(sequences, tokens, strict=True):

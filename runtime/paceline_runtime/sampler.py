@@ -1,32 +1,33 @@
-"""Logits become tokens, each sequence by its own parameters and its own random numbers."""
+"""Logits become tokens, each sequence by its own parameters, its own past and its own random numbers."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from paceline_kernels import RowSampling, sample
+from paceline_kernels.logit_edits import add_biases, mask_tokens, penalise
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import TokenLogprobs
+from paceline_runtime.token_history import TokenHistory, gather_penalties
 
-__all__ = ["SequenceSampling", "TokenLogprobs", "sample_tokens"]
+if TYPE_CHECKING:
+    from paceline_runtime.grammar_matcher import GrammarMatcher  # loads the grammar library
+
+__all__ = ["SequenceSampling", "edit_logits", "report_logprobs", "sample_tokens"]
 
 _MASK = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Natural log-probabilities of a chosen token and of the most likely ones, before temperature and filters."""
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]  # (token id, log-probability), falling
+_BAN = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceSampling:
-    """What one sequence's next token depends on beside the logits: its parameters, its seed and how far it is.
+    """What one sequence's next token depends on beside the logits: its parameters, its seed, its past, its grammar.
 
     The random number of token i is a hash of (seed, i): it doesn't depend on the batch, and a preempted sequence that is
     recomputed goes on with the same numbers.
@@ -35,13 +36,22 @@ class SequenceSampling:
     params: SamplingParams
     stop_token_ids: tuple[int, ...] = ()  # the model's own and the request's, banned until `min_tokens`
     seed: int = field(default_factory=lambda: secrets.randbits(64))
+    history: TokenHistory | None = None
+    matcher: GrammarMatcher | None = None
 
     @classmethod
-    def of(cls, params: SamplingParams, eos_token_ids: Iterable[int]) -> SequenceSampling:
+    def of(
+        cls,
+        params: SamplingParams,
+        eos_token_ids: Iterable[int],
+        prompt: Sequence[int] = (),
+        matcher: GrammarMatcher | None = None,
+    ) -> SequenceSampling:
         """Return the sampling of a new sequence; without a seed it draws one."""
         own = () if params.ignore_eos else tuple(eos_token_ids)
-        stops = (*own, *params.stop_token_ids)
-        return cls(params, stops) if params.seed is None else cls(params, stops, params.seed & _MASK)
+        seed = secrets.randbits(64) if params.seed is None else params.seed & _MASK
+        history = TokenHistory(prompt, params) if params.penalised else None
+        return cls(params, (*own, *params.stop_token_ids), seed, history, matcher)
 
     def row(self, index: int) -> RowSampling:
         """Return the sampling of generated token `index` (0 for the first)."""
@@ -50,37 +60,67 @@ class SequenceSampling:
             return RowSampling(0.0)
         return RowSampling(params.temperature, params.top_k, params.top_p, params.min_p, _uniform(self.seed, index))
 
+    def biases(self, index: int, vocabulary: int) -> list[tuple[int, float]]:
+        """Return what is added to which logits for generated token `index`."""
+        found = [(token, bias) for token, bias in self.params.logit_bias if token < vocabulary]
+        # where a grammar allows nothing but the end, banning that would leave no token at all
+        if index < self.params.min_tokens and not (self.matcher is not None and self.matcher.ended):
+            found += [(token, _BAN) for token in self.stop_token_ids if token < vocabulary]
+        return found
+
+    def accept(self, token: int) -> None:
+        """`token` is the sequence's next."""
+        if self.history is not None:
+            self.history.add(token)
+        if self.matcher is not None:
+            self.matcher.accept(token)
+
 
 def sample_tokens(
     logits: torch.Tensor, sequences: Sequence[tuple[SequenceSampling, int]]
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Return a token and its log-probabilities (None where not asked for) per row of `logits` [n, V], float32.
 
-    `sequences` gives each row's sampling and the number of tokens that it has generated.
+    `sequences` gives each row's sampling and the number of tokens that it has generated. The logits are changed.
     """
-    _ban_early_stops(logits, sequences)
+    asked = [row for row, (sampling, _) in enumerate(sequences) if sampling.params.logprobs is not None]
+    own = logits[asked] if asked else None  # a copy, before the edits
+    edit_logits(logits, sequences)
     tokens: list[int] = sample(logits, [sampling.row(index) for sampling, index in sequences]).tolist()
-    logprobs = [
-        _logprobs(row, token, sampling.params.logprobs)
-        for row, token, (sampling, _) in zip(logits, tokens, sequences, strict=True)
-    ]
+    for token, (sampling, _) in zip(tokens, sequences, strict=True):
+        sampling.accept(token)
+    logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+    if own is not None:
+        counts = [sequences[row][0].params.logprobs or 0 for row in asked]
+        for row, entry in zip(asked, report_logprobs(own, [tokens[row] for row in asked], counts), strict=True):
+            logprobs[row] = entry
     return tokens, logprobs
 
 
-def _ban_early_stops(logits: torch.Tensor, sequences: Sequence[tuple[SequenceSampling, int]]) -> None:
-    vocabulary = logits.shape[1]
-    for row, (sampling, index) in enumerate(sequences):
-        if index < sampling.params.min_tokens:
-            banned = [token for token in sampling.stop_token_ids if token < vocabulary]
-            logits[row, banned] = float("-inf")
+def edit_logits(logits: torch.Tensor, sequences: Sequence[tuple[SequenceSampling, int]]) -> None:
+    """Apply grammars, bans, biases and penalties to `logits` [n, V] in place, in this order; see `sample_tokens`."""
+    vocabulary, device = logits.shape[1], logits.device
+    masks = [(row, s.matcher.mask()) for row, (s, _) in enumerate(sequences) if s.matcher is not None]
+    if masks:
+        words = torch.from_numpy(np.concatenate([mask for _, mask in masks])).to(device)
+        mask_tokens(logits, torch.tensor([row for row, _ in masks], device=device), words)
+    biases = [(row, *b) for row, (s, index) in enumerate(sequences) for b in s.biases(index, vocabulary)]
+    if biases:
+        rows, ids, values = zip(*biases, strict=True)
+        values_there = torch.tensor(values, dtype=logits.dtype, device=device)
+        add_biases(logits, torch.tensor(rows, device=device), torch.tensor(ids, device=device), values_there)
+    if histories := [(row, s.history) for row, (s, _) in enumerate(sequences) if s.history is not None]:
+        penalise(logits, gather_penalties(histories, device))
 
 
-def _logprobs(logits: torch.Tensor, token: int, count: int | None) -> TokenLogprobs | None:
-    if count is None:
-        return None
+def report_logprobs(logits: torch.Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+    """Return the log-probabilities of `tokens` and of the `counts` most likely ones per row of `logits` [n, V]."""
     logprobs = logits.log_softmax(-1)
-    values, ids = logprobs.topk(min(count, len(logprobs)))
-    return TokenLogprobs(float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    most = min(max(counts), logits.shape[1])
+    values, ids = logprobs.topk(most)
+    rows = zip(chosen, ids.tolist(), values.tolist(), counts, strict=True)
+    return [TokenLogprobs(value, tuple(zip(i[:count], v[:count], strict=True))) for value, i, v, count in rows]
 
 
 def _uniform(seed: int, index: int) -> float:

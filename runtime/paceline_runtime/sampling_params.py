@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline_runtime.model_errors import SamplingParamsError
 
@@ -14,6 +15,8 @@ MAX_LOGPROBS = 20  # the OpenAI API's bound
 _MAX_STOPS = 16  # four in the OpenAI API; every stop text is searched in every new piece of text
 _MAX_STOP_CHARS = 256
 _MAX_STOP_IDS = 256
+_MAX_BIASES = 1024  # 300 in the OpenAI API
+_MAX_REPETITION = 10.0  # what is more leaves no token that was seen before
 _MAX_SEED = 2**64 - 1
 _MAX_ID = 2**31 - 1  # of tokens and counts of them; what is larger fits no tensor and no message
 # Below this the most likely token is all but certain, and logits divided by it leave float32: then no token is left to draw.
@@ -31,7 +34,13 @@ class SamplingParams:
     - `seed`: the same seed gives the same tokens, whatever else runs. None: a fresh one for each sequence.
     - `stop`: texts that end the sequence (a single text is taken as one), `stop_token_ids`: ids that do, beside the model's
       own; `ignore_eos` lets the model's own end-of-text pass.
-    - `logprobs`: how many alternatives to report per token beside the chosen one; None reports nothing.
+    - `logprobs`: how many alternatives to report per token beside the chosen one; None reports nothing. `prompt_logprobs`:
+      the same for the tokens of the prompt.
+    - `presence_penalty`, `frequency_penalty`: what is taken off the logit of a token that was generated, once and each time;
+      `repetition_penalty`: the factor (above 1 discourages) for every token of prompt and output. 0, 0, 1 change nothing.
+    - `logit_bias`: what is added to which token's logit: a mapping, or (id, bias) pairs.
+    - `grammar`: what the text must match, as `paceline_runtime.grammar` writes it.
+    - `pooling`: the prompt's embedding is wanted, from its last token or as the mean over all.
 
     Raises `SamplingParamsError`, which names the field, for anything out of bounds.
     """
@@ -47,6 +56,13 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+    pooling: Literal["last", "mean"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _texts(self.stop))
@@ -60,15 +76,32 @@ class SamplingParams:
         _number("min_p", self.min_p, 0, 1)
         if self.seed is not None:
             _integer("seed", self.seed, -(2**63), _MAX_SEED)
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0, _MAX_REPETITION, low_exclusive=True)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if not isinstance(self.ignore_eos, bool):
             raise SamplingParamsError("ignore_eos", f"ignore_eos must be true or false, got {self.ignore_eos!r}")
+        if self.ignore_eos and self.grammar is not None:
+            raise SamplingParamsError("ignore_eos", "ignore_eos doesn't go with a grammar: its text has an end")
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is taken each time."""
         return self.temperature < _GREEDY_BELOW
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether prompt tokens may come from the prefix cache: what is asked of each of them isn't kept there."""
+        return self.prompt_logprobs is None and self.pooling != "mean"
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that were seen before are less (or more) likely to come again."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -89,6 +122,22 @@ def _ids(value: object) -> tuple[int, ...]:
         bound = f"at most {_MAX_STOP_IDS} token ids"
         raise SamplingParamsError("stop_token_ids", f"stop_token_ids must be a list of {bound}, got {value!r}")
     return ids
+
+
+def _biases(value: object) -> tuple[tuple[int, float], ...]:
+    pairs = _items("logit_bias", value.items() if isinstance(value, Mapping) else value)
+    if len(pairs) > _MAX_BIASES:
+        raise SamplingParamsError("logit_bias", f"logit_bias may name at most {_MAX_BIASES} tokens, got {len(pairs)}")
+    return tuple(_bias(pair) for pair in pairs)
+
+
+def _bias(pair: object) -> tuple[int, float]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise SamplingParamsError("logit_bias", f"logit_bias must be pairs of a token id and a bias, got {pair!r}")
+    token, bias = pair
+    _integer("logit_bias", token, 0, _MAX_ID)
+    _number("logit_bias", bias, -100, 100)
+    return int(token), float(bias)
 
 
 def _items(field: str, value: object) -> tuple[object, ...]:

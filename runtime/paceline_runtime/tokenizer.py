@@ -84,6 +84,10 @@ class Tokenizer:
         """Return the text of `token_ids`; invalid bytes become replacement characters."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """Return the tokenizer in the format of `tokenizer.json`."""
+        return str(self._backend.to_str())
+
     def detokenizer(self) -> Detokenizer:
         """Return a detokenizer for one new sequence."""
         return Detokenizer(self._backend)
