@@ -2,13 +2,15 @@
 # Builds the operator's and the runtime's image (CPU target, or $RUNTIME_TARGET) where no registry can be reached: on bases
 # made of Debian packages, with buildah in a chroot, as root. Needs buildah and mmdebstrap.
 #
-#   debian_images.sh FOLDER      leaves FOLDER/{operator,runtime}.tar, docker archives of localhost/paceline-{operator,runtime}:e2e
+#   debian_images.sh FOLDER [operator] [runtime]     leaves FOLDER/{operator,runtime}.tar: docker archives of
+#                                                    localhost/paceline-operator:e2e and localhost/paceline-runtime:e2e
 #
 # BUILD_FLAGS goes to `buildah build`, as in "--volume /etc/pip.conf:/etc/pip.conf:ro" where pip needs one.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
-target=${RUNTIME_TARGET:-cpu}
+images=("${@:2}")
+[ ${#images[@]} -gt 0 ] || images=(operator runtime)
 export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
 store=(--root "$folder/storage" --runroot "$folder/run")
 trap 'rm -rf "$folder/storage" "$folder/run"' EXIT
@@ -22,10 +24,11 @@ base() { # base NAME VARIANT PACKAGES: an image of the Debian release that this 
   buildah "${store[@]}" commit --quiet --rm "$container" "localhost/$1" >/dev/null
 }
 
-image() { # image NAME FLAGS…
+image() { # image NAME
+  local target=(); [ "$1" != runtime ] || target=(--target "${RUNTIME_TARGET:-cpu}")
   # shellcheck disable=SC2086  # BUILD_FLAGS are several words
   buildah "${store[@]}" build --quiet --layers=false ${BUILD_FLAGS:-} --build-arg BUILD_IMAGE=localhost/debian-build \
-    --build-arg PYTHON_IMAGE=localhost/debian-python -f "$root/$1/Dockerfile" -t "localhost/paceline-$1:e2e" "${@:2}" "$root" >/dev/null
+    --build-arg PYTHON_IMAGE=localhost/debian-python -f "$root/$1/Dockerfile" -t "localhost/paceline-$1:e2e" "${target[@]}" "$root" >/dev/null
   rm -f "$folder/$1.tar"
   buildah "${store[@]}" push --quiet "localhost/paceline-$1:e2e" "docker-archive:$folder/$1.tar:localhost/paceline-$1:e2e"
   echo "$folder/$1.tar: $(du -m "$folder/$1.tar" | cut -f1) MB"
@@ -33,5 +36,4 @@ image() { # image NAME FLAGS…
 
 base debian-python essential python3,ca-certificates,libstdc++6
 base debian-build apt python3,python3-pip,python3-venv,python3-dev,gcc,libc6-dev,ca-certificates
-image operator
-image runtime --target "$target"
+for name in "${images[@]}"; do image "$name"; done

@@ -488,7 +488,20 @@ RULES = [
         for group, resources in (
             ("", ["serviceaccounts", "configmaps", "services"]),
             ("apps", ["deployments"]),
+        )
+    ),
+    *(
+        {"apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch", "create", "patch", "delete"]}
+        for group, resources in (
+            ("", ["persistentvolumeclaims"]),
             ("policy", ["poddisruptionbudgets"]),
+            ("networking.k8s.io", ["networkpolicies"]),
+            ("autoscaling", ["horizontalpodautoscalers"]),
+            ("batch", ["jobs"]),
+            ("keda.sh", ["scaledobjects"]),
+            ("monitoring.coreos.com", ["podmonitors", "prometheusrules"]),
+            ("inference.networking.k8s.io", ["inferencepools"]),
+            ("gateway.networking.k8s.io", ["httproutes"]),
         )
     ),
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},

@@ -1,97 +1,187 @@
-"""The operator's chart, rendered by real helm."""
+"""The operator's chart, rendered by real helm: what it must and must not make."""
 
-from pathlib import Path
+import os
+import re
 
 import pytest
 import yaml
+from chart_kit import CHART, FULL_VALUES, IMAGES, environment, notes, one, operator_container, refusal, render, rendered
 
 from kubetools import helm
-from paceline_operator import cluster, handlers
-from paceline_operator.settings import load_settings
+from paceline_operator.api_kinds import KINDS
+from paceline_operator.policy import check_policy
+from paceline_operator.settings import Settings, load_settings
+from paceline_operator.spec import parse_service
 
-CHART = Path(__file__).parents[2] / "charts" / "paceline"
-IMAGES = ("--set", "image.repository=reg/operator", "--set", "runtime.image=reg/runtime:1")
-
-
-def render(*options):
-    text = helm("template", "paceline", CHART, "--namespace", "paceline-system", *IMAGES, *options).stdout
-    return [document for document in yaml.safe_load_all(text) if document]
+GOLDENS = FULL_VALUES.parent
+ALL = ("-f", str(FULL_VALUES))
+NAMESPACES = ("--set", "watchNamespaces={a,b}")
 
 
-def one(documents, kind, name=None):
-    (found,) = [d for d in documents if d["kind"] == kind and name in (None, d["metadata"]["name"])]
-    return found
+@pytest.mark.parametrize("options", [(), ALL])
+def test_lint_is_clean(options):
+    said = helm("lint", "--strict", CHART, *IMAGES, *options).stdout
+    assert "0 chart(s) failed" in said
+    assert "[WARNING]" not in said
 
 
-def test_lint_is_clean():
-    assert "0 chart(s) failed" in helm("lint", "--strict", CHART, *IMAGES).stdout
+@pytest.mark.parametrize(("name", "options"), [("default", ()), ("full", ALL)])
+def test_golden(name, options):
+    """Run with UPDATE_GOLDENS=1 to write them anew, then read the diff. CRDs have goldens of their own: crds/."""
+    text = rendered(*IMAGES, "--set", "crds.install=false", *options)
+    text = re.sub(r"^  key: \w{40,}$", "  key: RANDOM", text, flags=re.MULTILINE)
+    path = GOLDENS / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDENS"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_every_object_is_labelled_and_placed():
+    cluster_scoped = ("ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingWebhookConfiguration")
+    for document in render(*ALL):
+        labels = document["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "paceline"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert ("namespace" in document["metadata"]) != (document["kind"] in cluster_scoped), document["metadata"]
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "set image.repository"),
-        (["--set", "image.repository=x"], "set runtime.image"),
-        ([*IMAGES, "--set", "replica=2"], "replica"),
-        ([*IMAGES, "--set", "policy.template=sometimes"], "template"),
-        ([*IMAGES, "--set", "metrics.port=99999"], "port"),
+        ((), "set imageRegistry"),
+        (("--set", "image.repository=x"), "or runtime.image"),
+        ((*IMAGES, "--set", "replica=2"), "replica"),
+        ((*IMAGES, "--set", "policy.template=sometimes"), "template"),
+        ((*IMAGES, "--set", "metrics.port=99999"), "port"),
+        ((*IMAGES, "--set", "metrics.port=0,metrics.podMonitor.enabled=true"), "metrics.port"),
+        ((*IMAGES, "--set", "metrics.podMonitor.interval=often"), "interval"),
+        ((*IMAGES, "--set", "watchNamespaces={Team_A}"), "watchNamespaces"),
+        ((*IMAGES, "--set", "image.digest=latest"), "digest"),
+        ((*IMAGES, "--set", "policy.modelSchemes={ftp}"), "modelSchemes"),
     ],
 )
 def test_bad_values_are_refused_with_their_name(options, said):
-    refused = helm("template", "paceline", CHART, *options, check=False)
-    assert refused.returncode != 0
-    assert said in refused.stderr
+    assert said in refusal(*options)
 
 
 def test_the_operator_reads_the_environment_that_the_chart_gives():
-    options = ("--set", "watchNamespaces={a,b}", "--set", "policy.template=restricted", "--set", "policy.images={reg/*}")
-    container = one(render(*options), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    environment = {e["name"]: e["value"] for e in container["env"] if e["name"] != "PACELINE_OPERATOR_KEY_FILE"}
-    settings = load_settings(environment | {"PACELINE_OPERATOR_KEY": "k" * 48})
-    assert settings.runtime_image == "reg/runtime:1"
-    assert settings.watch_namespaces == ("a", "b")
-    assert settings.allowed_images == ("reg/*",)
-    assert settings.template_policy == "restricted"
-    assert settings.metrics_port == 9090
+    found = load_settings(environment(render(*ALL)))
+    assert found.runtime_image == "mirror.example.com/paceline-runtime@sha256:" + "b" * 64
+    assert found.image_pull_secrets == ("runtime-pull",)
+    assert found.watch_namespaces == ("team-a", "team-b")
+    assert found.allowed_model_schemes == ("file",)
+    assert found.allowed_images == ("mirror.example.com/custom-*",)
+    assert found.template_policy == "restricted"
+    assert found.allowed_service_accounts == ("team-model-reader",)
+    assert (found.admin_timeout, found.admin_concurrency) == (7, 17)
+    assert (found.workers, found.resync_interval) == (13, 77)
+    assert found.metrics_port == 9876
+    assert found.log_level == "DEBUG"
+
+
+def test_every_setting_of_the_operator_can_be_given_and_no_other():
+    known = {f.metadata["variable"] for f in Settings.__dataclass_fields__.values() if "variable" in f.metadata}
+    given = {e["name"] for e in operator_container(render())["env"]} - {"PACELINE_OPERATOR_KEY_FILE"}
+    assert {name for name in given if name.startswith("PACELINE_")} <= known
+    # the address that /metrics binds to is the pod's own affair
+    assert known - given <= {"PACELINE_METRICS_HOST"}
 
 
 def test_defaults_are_the_operators_own():
-    container = one(render(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    environment = {e["name"]: e["value"] for e in container["env"] if e["name"] != "PACELINE_OPERATOR_KEY_FILE"}
-    given = load_settings(environment | {"PACELINE_OPERATOR_KEY": "k" * 48})
+    given = load_settings(environment(render()))
     default = load_settings({"PACELINE_OPERATOR_KEY": "k" * 48, "PACELINE_RUNTIME_IMAGE": "x"})
-    for name in (
-        "watch_namespaces",
-        "allowed_model_schemes",
-        "allowed_images",
-        "template_policy",
-        "allowed_service_accounts",
-    ):
+    chosen = {"runtime_image", "metrics_port", "operator_namespace"}
+    for name in set(Settings.__dataclass_fields__) - chosen:
         assert getattr(given, name) == getattr(default, name), name
 
 
+def rights(rules):
+    return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
+
+
 def test_the_role_covers_what_the_operator_touches():
-    rules = one(render(), "ClusterRole", "paceline")["rules"]
-    allowed = {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
-    for kind in cluster.KINDS.values():
-        group = kind.group_version.rpartition("/")[0]
-        own = () if kind.plural == "pods" else ("get", "create", "patch")
-        assert {(group, kind.plural, verb) for verb in ("list", "watch", *own)} <= allowed
-    assert {plural for _, plural in handlers._CHILDREN} <= {r for _, r, v in allowed if v == "watch"}
-    assert not [entry for entry in allowed if entry[1] == "secrets" and entry[2] in ("get", "list", "watch", "*")]
+    allowed = rights(one(render(), "ClusterRole", "paceline")["rules"])
+    for name, kind in KINDS.items():
+        own = () if name == "Pod" else ("get", "create", "patch")
+        needed = ("list", "watch", *own, *(("delete",) if kind.optional else ()))
+        assert {(kind.group, kind.plural, verb) for verb in needed} <= allowed, name
+
+
+def test_no_role_reads_secrets_or_has_a_wildcard():
+    roles = [d for d in render(*ALL) if d["kind"] in ("ClusterRole", "Role")]
+    for group, resource, verb in set().union(*(rights(role["rules"]) for role in roles)):
+        assert "*" not in (group, resource, verb)
+        assert resource != "secrets" or verb not in ("list", "watch")
 
 
 def test_namespaced_mode_grants_nothing_beyond_its_namespaces():
-    documents = render("--set", "watchNamespaces={a,b}")
-    assert [d["metadata"]["namespace"] for d in documents if d["kind"] == "RoleBinding"] == ["a", "b"]
-    assert not [d for d in documents if d["kind"] == "ClusterRoleBinding"]
+    documents = render(*NAMESPACES)
+    bound = [
+        d["metadata"]["namespace"] for d in documents if d["kind"] == "RoleBinding" and d["roleRef"]["name"] == "paceline"
+    ]
+    assert bound == ["a", "b"]
+    assert "paceline" not in [d["roleRef"]["name"] for d in documents if d["kind"] == "ClusterRoleBinding"]
 
 
-def test_the_pod_is_restricted():
+def test_the_pod_passes_the_restricted_standard():
     pod = one(render(), "Deployment")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["containers"][0]["securityContext"] == {
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert operator_container(render())["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
+
+
+def test_crds_are_those_of_the_code_and_outlive_the_release():
+    crds = {d["metadata"]["name"]: d for d in render() if d["kind"] == "CustomResourceDefinition"}
+    generated = {p.stem: yaml.safe_load(p.read_text()) for p in (CHART.parents[1] / "crds").glob("*.yaml")}
+    assert set(crds) == set(generated)
+    for name, crd in crds.items():
+        assert crd["spec"] == generated[name]["spec"]
+        assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_crds_can_be_left_to_others_or_go_with_the_release():
+    assert not [d for d in render("--set", "crds.install=false") if d["kind"] == "CustomResourceDefinition"]
+    crds = [d for d in render("--set", "crds.keep=false") if d["kind"] == "CustomResourceDefinition"]
+    assert crds
+    assert not [c for c in crds if "helm.sh/resource-policy" in c["metadata"].get("annotations", {})]
+
+
+def test_helm_would_never_upgrade_a_crds_folder():
+    assert not (CHART / "crds").exists(), "CRDs belong into files/crds, which templates/crds.yaml reads"
+
+
+def test_one_registry_serves_both_images():
+    documents = render("--set", "imageRegistry=mirror.local:5000/ml/,image.tag=2.0")
+    assert operator_container(documents)["image"] == "mirror.local:5000/ml/paceline-operator:2.0"
+    assert environment(documents)["PACELINE_RUNTIME_IMAGE"] == "mirror.local:5000/ml/paceline-runtime:2.0"
+
+
+def test_a_kept_key_is_not_made_again():
+    documents = render("--set", "operatorKey.existingSecret=mine")
+    assert not [d for d in documents if d["kind"] == "Secret"]
+    (key, _) = one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert key["secret"]["secretName"] == "mine"
+    assert one(render(), "Secret")["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+
+
+def test_a_budget_only_where_a_drain_can_leave_one():
+    assert not [d for d in render("--set", "replicas=1") if d["kind"] == "PodDisruptionBudget"]
+    assert one(render("--set", "replicas=2"), "PodDisruptionBudget")["apiVersion"] == "policy/v1"
+
+
+@pytest.mark.parametrize(("options", "namespace"), [((), "default"), (NAMESPACES, "a")])
+def test_the_manifest_in_the_notes_is_one_that_the_operator_takes(options, namespace):
+    text = notes(*options)
+    manifest = yaml.safe_load(re.search(r"<<EOF\n(.*?)\n  EOF", text, re.DOTALL)[1])
+    manifest["metadata"] |= {"namespace": namespace, "uid": "uid"}
+    check_policy(parse_service(manifest), load_settings(environment(render(*options))))
+    assert ("-n a apply" in text) == (namespace == "a")
+
+
+def test_the_notes_warn_where_their_manifest_would_be_refused():
+    assert "doesn't allow hf://" in notes("--set", "policy.modelSchemes={pvc,file}")
+    assert "doesn't allow hf://" not in notes()
