@@ -17,6 +17,7 @@ from paceline_kernels.attention_batch import (
     PrefillSegment,
     SequenceSpan,
 )
+from paceline_kernels.device_sampling import SamplingColumns, sampling_columns
 from paceline_kernels.dispatch import KERNELS, Op, kernels_in_use, use_kernels
 from paceline_kernels.linear import Linear
 from paceline_kernels.norm import add_rms_norm, rms_norm
@@ -38,6 +39,7 @@ __all__ = [
     "PrefillSegment",
     "RopeRows",
     "RowSampling",
+    "SamplingColumns",
     "SequenceSpan",
     "add_rms_norm",
     "gelu_tanh_mul",
@@ -47,6 +49,7 @@ __all__ = [
     "rope_and_cache",
     "rope_rows",
     "sample",
+    "sampling_columns",
     "silu_mul",
     "use_kernels",
 ]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import msgspec
+from typing import NamedTuple
 
 from paceline_core.plan import StepResult
 
 __all__ = ["ModelStepResult", "PromptReport", "TokenLogprobs"]
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(NamedTuple):
     """Natural log-probabilities of a token and of the most likely ones by the model alone: before temperature, penalties,
     biases and masks. `top` holds (token id, log-probability), falling.
     """
@@ -21,7 +20,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class PromptReport(msgspec.Struct, frozen=True, array_like=True):
+class PromptReport(NamedTuple):
     """What a sequence asked to know of its prompt, sent with its first token.
 
     `logprobs` are of its second token and those after it (nothing predicts the first); `embedding` is float32 as bytes.

@@ -139,3 +139,11 @@ def test_a_bitmask_leaves_allowed_logits_alone(vocabulary: int, dtype: torch.dty
     expected[[2, 0]] = expected[[2, 0]].masked_fill(~allowed.to(DEVICE), NONE)
     apply_bitmask(logits, bitmask, torch.tensor([2, 0], device=DEVICE))
     assert torch.equal(logits, expected)
+
+
+def test_tokens_beyond_a_bitmask_are_refused() -> None:
+    logits = randn(1, 90)
+    words = torch.full((1, 2), -1, dtype=torch.int32, device=DEVICE)
+    apply_bitmask(logits, words)
+    assert torch.isfinite(logits[0, :64]).all()
+    assert (logits[0, 64:] == float("-inf")).all()

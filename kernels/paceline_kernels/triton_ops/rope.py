@@ -29,9 +29,9 @@ def rope_and_cache(
 
     `qkv` [T, H + 2·K, D] float16, bfloat16 or float32, contiguous; the halves of a head rotate against each other. `cos` and
     signed `sin` [P, D] hold a row per position, read at `positions` [T] (None: row t is token t's). `kv_cache` is
-    [B, S, 2, K, D]; `slots` [T] int64 are block × S + offset, negative where a token is padding and isn't written. Into
-    an int8 or float8_e4m3fn cache each head of a token goes with its own scale, largest magnitude / largest number, which
-    is written to `kv_scales` [B, S, 2, K] float32.
+    [B, S, 2, K, D]; `slots` [T] are block × S + offset, negative where a token is padding and isn't written. Into an int8
+    or float8_e4m3fn cache each head of a token goes with its own scale, largest magnitude / largest number, which is
+    written to `kv_scales` [B, S, 2, K] float32.
     """
     count, heads, size = qkv.shape
     assert qkv.is_contiguous() and kv_cache.is_contiguous() and size % 2 == 0
@@ -53,7 +53,7 @@ def _rotate(
     sin,  # [P, D]
     kv,  # [B · S, 2 · KEYS, D]
     scales,  # [B · S, 2 · KEYS] float32, or None
-    slots,  # [T] int64
+    slots,  # [T]
     positions,  # [T], or None
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -81,7 +81,7 @@ def _rotate(
     low, high = tl.where(turned, low * c - high * s, low), tl.where(turned, high * c + low * s, high)
     tl.store(at, low.to(qkv.dtype.element_ty), mask=mask & turned)
     tl.store(at + D // 2, high.to(qkv.dtype.element_ty), mask=mask & turned)
-    slot = tl.load(slots + token)
+    slot = tl.load(slots + token).to(tl.int64)
     if slot >= 0:
         stored = mask & (head >= QUERIES)[:, None]
         row = slot * (2 * KEYS) + head - QUERIES
