@@ -8,40 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from paceline_kernels import (
     AttentionBatch,
     Gather,
-    Linear,
     add_rms_norm,
+    gelu_tanh_mul,
     paged_attention,
     rms_norm,
     rope_and_cache,
     rope_rows,
     silu_mul,
 )
-from paceline_runtime.model_config import ModelConfig, RopeConfig
+from paceline_runtime.decoder_weights import DecoderLayer, WeightLoader
+from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.parallel_group import SOLO, TensorGroup
 from paceline_runtime.weights import WeightSource
 
-__all__ = ["Decoder", "inverse_frequencies"]
+__all__ = ["Decoder"]
 
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: torch.Tensor  # [hidden]
-    qkv: Linear  # hidden → (H + 2·K) · D, queries, keys, values one after the other
-    output: Linear  # H · D → hidden
-    mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Linear  # hidden → 2 · intermediate, the gate first
-    down: Linear  # intermediate → hidden
+_GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class Decoder:
-    """A Llama-family decoder with its weights on one device, in one dtype.
+    """A decoder of any supported family with its weights on one device, in one dtype.
 
     As one of several ranks of `group` it is given the `config` and the `weights` of its own part.
     """
@@ -59,14 +51,17 @@ class Decoder:
         self._group = group
         self.dtype = dtype
         self.device = device
-        load = _Loader(config, weights, dtype, device)
-        self._embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        load = WeightLoader(config, weights, dtype, device)
+        self._embedding = load.table()
         self._layers = tuple(load.layer(index) for index in range(config.num_layers))
-        self._norm = load.tensor("model.norm.weight", (config.hidden_size,))
+        self._norm = load.norm("model.norm")
         self._head = load.head(self._embedding)
-        self._frequencies = load.frequencies().to(device)
+        self._rotations = load.rotations()
         self._gather = Gather()
-        self._scale = 1 / math.sqrt(config.head_dim)
+        self._gate = _GATES[config.activation]
+        self._scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
+        # rounded as the weights are, which is how the models were trained
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self.weight_bytes = load.nbytes
 
     @torch.inference_mode()
@@ -84,98 +79,46 @@ class Decoder:
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
-        rotation = rope_rows(batch.positions, self._frequencies, self.dtype)
+        rotations = [rope_rows(batch.positions, r.frequencies, self.dtype, r.factors) for r in self._rotations]
         residual = self._group.embed(token_ids, self._embedding)  # [T, hidden]
+        if self._embedding_scale != 1:
+            residual = residual * self._embedding_scale
         hidden = torch.zeros_like(residual)
-        for layer, cache in zip(self._layers, kv, strict=True):
+        for layer, kind, cache in zip(self._layers, config.layers, kv, strict=True):
             normed = add_rms_norm(hidden, residual, layer.input_norm, eps)
             qkv = layer.qkv(normed).view(len(token_ids), -1, config.head_dim)  # [T, H + 2·K, D]
-            queries = rope_and_cache(qkv, rotation, cache, batch.slots, config.num_heads)
-            heads = paged_attention(queries, cache, batch, self._gather, self._scale)
+            self._norm_heads(qkv, layer)
+            queries = rope_and_cache(qkv, rotations[kind.rope], cache, batch.slots, config.num_heads)
+            heads = paged_attention(
+                queries, cache, batch, self._gather, self._scale, window=kind.window, soft_cap=config.attention_cap
+            )
             attended = self._group.reduce(layer.output(heads))
+            if layer.attention_post_norm is not None:
+                attended = rms_norm(attended, layer.attention_post_norm, eps)
             normed = add_rms_norm(attended, residual, layer.mlp_norm, eps)
-            hidden = self._group.reduce(layer.down(silu_mul(layer.gate_up(normed))))
+            hidden = self._group.reduce(layer.down(self._gate(layer.gate_up(normed))))
+            if layer.mlp_post_norm is not None:
+                hidden = rms_norm(hidden, layer.mlp_post_norm, eps)
         return residual.add_(hidden)
+
+    def _norm_heads(self, qkv: torch.Tensor, layer: DecoderLayer) -> None:
+        """Norm each head of queries and keys in place, where the family does."""
+        if layer.query_norm is None or layer.key_norm is None:
+            return
+        heads, eps = self.config.num_heads, self.config.rms_norm_eps
+        queries, keys = qkv[:, :heads], qkv[:, heads : heads + self.config.num_kv_heads]
+        queries.copy_(rms_norm(queries, layer.query_norm, eps))
+        keys.copy_(rms_norm(keys, layer.key_norm, eps))
 
     @torch.inference_mode()
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return hidden states [n, hidden] after the last norm: what the head sees, and what embeddings are made of."""
-        return rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        out: torch.Tensor = rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        return out
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [n, vocab] (float32) of hidden states [n, hidden] (before the last norm)."""
-        return self._group.gather_vocabulary(self._head(self.normed(hidden)).float())
-
-
-class _Loader:
-    """Takes weights out of their source in Hugging Face's names, fused and in place."""
-
-    def __init__(self, config: ModelConfig, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        self._config = config
-        self._weights = weights
-        self._dtype = dtype
-        self._device = device
-        self.nbytes = 0
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = self._weights.tensor(name, shape).to(self._device, self._dtype)
-        self.nbytes += tensor.nbytes
-        return tensor
-
-    def layer(self, index: int) -> _Layer:
-        config, prefix = self._config, f"model.layers.{index}."
-        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
-        hidden, wide = config.hidden_size, config.intermediate_size
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        qkv = [
-            (attention + "q_proj", heads * size),
-            (attention + "k_proj", kv_heads * size),
-            (attention + "v_proj", kv_heads * size),
-        ]
-        return _Layer(
-            input_norm=self.tensor(prefix + "input_layernorm.weight", (hidden,)),
-            qkv=self._linear(qkv, hidden, bias=config.attention_bias),
-            output=self._linear([(attention + "o_proj", hidden)], heads * size, bias=config.output_bias),
-            mlp_norm=self.tensor(prefix + "post_attention_layernorm.weight", (hidden,)),
-            gate_up=self._linear([(mlp + "gate_proj", wide), (mlp + "up_proj", wide)], hidden, bias=config.mlp_bias),
-            down=self._linear([(mlp + "down_proj", hidden)], wide, bias=config.mlp_bias),
-        )
-
-    def head(self, table: torch.Tensor) -> Linear:
-        """Return the projection to the vocabulary; a tied one is packed once more, beside the embedding."""
-        if not self._config.tie_embeddings:
-            return Linear(self.tensor("lm_head.weight", tuple(table.shape)))
-        head = Linear(table)
-        self.nbytes += table.nbytes if head.packed else 0
-        return head
-
-    def frequencies(self) -> torch.Tensor:
-        """Return the rotary frequencies, divided by the weights' own factors where there are some."""
-        size, rope = self._config.head_dim, self._config.rope
-        frequencies = inverse_frequencies(rope, size)
-        if rope.kind == "factors":
-            return frequencies / self._weights.tensor("rope_freqs.weight", (size // 2,)).float()
-        return frequencies
-
-    def _linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Linear:
-        """Return one projection made of `parts` (name, outputs) side by side."""
-        weight = torch.cat([self.tensor(f"{name}.weight", (outputs, inputs)) for name, outputs in parts])
-        joined = torch.cat([self.tensor(f"{name}.bias", (outputs,)) for name, outputs in parts]) if bias else None
-        return Linear(weight, joined)
-
-
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Return the rotary frequencies [head_dim / 2] in float32, as `transformers` computes them (models are trained so).
-
-    The llama3 ramp is that of https://github.com/meta-llama/llama-models/blob/main/models/llama3/model.py.
-    """
-    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind != "llama3":
-        return frequencies
-    wavelength = 2 * math.pi / frequencies
-    low, high = rope.low_freq_factor, rope.high_freq_factor
-    ramp = ((rope.original_max_positions / wavelength - low) / (high - low)).clamp(0, 1)
-    return (1 - ramp) * frequencies / rope.factor + ramp * frequencies
+        logits = self._group.gather_vocabulary(self._head(self.normed(hidden)).float())
+        cap = self.config.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -9,15 +9,17 @@ import psutil
 import torch
 
 from paceline_kernels import MASK_ROWS, MAX_GROUP_SLOTS
+from paceline_runtime.config_gguf import config_from_gguf
+from paceline_runtime.config_hugging_face import config_from_hugging_face
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gguf_file import read_gguf
 from paceline_runtime.kv_pool import KvPool, block_bytes
 from paceline_runtime.memory import MemoryBudget, cpu_memory_limit
-from paceline_runtime.model_config import ModelConfig, config_from_gguf, config_from_hugging_face
+from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
 from paceline_runtime.model_files import ModelFiles, ModelKind, locate_model, read_json
 from paceline_runtime.model_runner import ModelRunner
-from paceline_runtime.weights import RandomWeights, SafetensorsWeights, WeightSource
+from paceline_runtime.weights import RandomWeights, SafetensorsWeights, SplitWeights, WeightSource
 from paceline_runtime.weights_gguf import GgufWeights, check_quantization
 
 __all__ = ["LoadedModel", "load_model", "open_model"]
@@ -84,6 +86,7 @@ def load_model(
     base = psutil.Process().memory_info().rss + _API_PROCESS_BYTES
     config, weights = open_model(files, quantization, dummy=load_format == "dummy", seed=seed)
     length = _model_length(config, max_model_len)
+    config = config.limited(length)
     number_type = _dtype(dtype, target)
     decoder = Decoder(config, weights, dtype=number_type, device=target)
     limit, base, max_kv_bytes = _device_memory(target, base)
@@ -110,11 +113,15 @@ def open_model(
         file = read_gguf(files.path)
         config = config_from_gguf(file)
         check_quantization(file, quantization)
-        return config, RandomWeights(seed) if dummy else GgufWeights(file, config)
+        return config, RandomWeights(seed) if dummy else _whole(config, GgufWeights(file, config))
     if quantization is not None:
         raise UnsupportedModel(f"quantization {quantization!r} isn't supported for safetensors, only for GGUF files")
     config = config_from_hugging_face(read_json(files.path / "config.json"))
-    return config, RandomWeights(seed) if dummy else SafetensorsWeights(files.path)
+    return config, RandomWeights(seed) if dummy else _whole(config, SafetensorsWeights(files.path))
+
+
+def _whole(config: ModelConfig, weights: WeightSource) -> WeightSource:
+    return SplitWeights(weights, config) if config.fused_weights else weights
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

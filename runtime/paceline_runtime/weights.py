@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
 from paceline_runtime.model_files import read_json
 
-__all__ = ["RandomWeights", "SafetensorsWeights", "WeightSource", "check_shape"]
+__all__ = ["RandomWeights", "SafetensorsWeights", "SplitWeights", "WeightSource", "check_shape"]
 
 
 class WeightSource(Protocol):
@@ -36,6 +37,38 @@ class SafetensorsWeights:
         tensor: torch.Tensor = file.get_tensor(name)
         check_shape(name, tuple(tensor.shape), shape)
         return tensor
+
+
+class SplitWeights:
+    """Gives the parts of fused projections under the names of separate ones (Phi-3 stores qkv_proj and gate_up_proj)."""
+
+    def __init__(self, source: WeightSource, config: ModelConfig) -> None:
+        query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        wide = config.intermediate_size
+        self._source = source
+        # part → the fused name, its rows in all, and the part's first row
+        self._parts = {
+            "q_proj": ("qkv_proj", query + 2 * key, 0),
+            "k_proj": ("qkv_proj", query + 2 * key, query),
+            "v_proj": ("qkv_proj", query + 2 * key, query + key),
+            "gate_proj": ("gate_up_proj", 2 * wide, 0),
+            "up_proj": ("gate_up_proj", 2 * wide, wide),
+        }
+        self._last: tuple[str, torch.Tensor] | None = None  # the parts of one are asked for one after the other
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return one tensor or one part of a fused one."""
+        prefix, _, stem = name.rpartition(".")[0].rpartition(".")
+        if stem not in self._parts:
+            return self._source.tensor(name, shape)
+        fused, rows, first = self._parts[stem]
+        whole = self._whole(name.replace(f"{prefix}.{stem}", f"{prefix}.{fused}"), (rows, *shape[1:]))
+        return whole[first : first + shape[0]]
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._source.tensor(name, shape)
+        return self._last[1]
 
 
 class RandomWeights:

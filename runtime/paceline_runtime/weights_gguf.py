@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import gguf
 import numpy as np
@@ -17,22 +16,8 @@ from paceline_runtime.weights import check_shape
 
 __all__ = ["GgufWeights", "check_quantization"]
 
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "rope_freqs": "rope_freqs",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+# llama.cpp's converter reorders the rotated rows of these; for all others it keeps Hugging Face's order
+_PERMUTED = frozenset({"llama", "smollm3"})
 
 
 class GgufWeights:
@@ -41,19 +26,24 @@ class GgufWeights:
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
         self._file = file
         self._config = config
+        self._names = gguf.get_tensor_name_map(_architecture(config.architecture), config.num_layers)
         self._data = np.memmap(file.path, mode="r")
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return one tensor, dequantised."""
-        stored = self._file.tensors.get(_stored_name(name))
+        stored_name = self._names.get_name(name, (".weight", ".bias")) or name
+        stored = self._file.tensors.get(stored_name)
         if stored is None:
-            raise ModelFormatError(f"{self._file.path}: the weights lack the tensor {_stored_name(name)}")
+            raise ModelFormatError(f"{self._file.path}: the weights lack the tensor {stored_name}")
         check_shape(stored.name, stored.shape, shape)
         tensor = torch.from_numpy(self._dequantise(stored)).view(shape)
         heads = self._rotated_heads(name)
         return _unpermute(tensor, heads) if heads else tensor
 
     def _rotated_heads(self, name: str) -> int:
+        """Return of how many heads the rows are reordered, 0 if they aren't."""
+        if self._config.architecture not in _PERMUTED:
+            return 0
         if "q_proj" in name:
             return self._config.num_heads
         return self._config.num_kv_heads if "k_proj" in name else 0
@@ -94,12 +84,8 @@ def check_quantization(file: GgufFile, wanted: str | None) -> None:
         raise UnsupportedModel(f"{file.path} isn't quantised as {wanted!r}: its tensors are {', '.join(found)}")
 
 
-def _stored_name(name: str) -> str:
-    stem, _, suffix = name.rpartition(".")
-    layer = _LAYER.fullmatch(stem)
-    if layer:
-        return f"blk.{layer[1]}.{_NAMES[layer[2]]}.{suffix}"
-    return f"{_NAMES[stem]}.{suffix}"
+def _architecture(name: str) -> gguf.MODEL_ARCH:
+    return next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
 
 
 def _unpermute(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -249,7 +249,7 @@ def test_zeroed_pool_of_another_size():
     from paceline_runtime.kv_pool import KvPool
     from paceline_runtime.model_config import ModelConfig, RopeConfig
 
-    config = ModelConfig("x", 8, 8, 8, 2, 2, 1, 4, 64, 1e-5, RopeConfig(1e4))
+    config = ModelConfig("x", 8, 8, 8, 2, 2, 1, 4, 64, 1e-5, (RopeConfig(1e4),))
     pool = KvPool(config, 5, 16, torch.float32, torch.device("cpu"))
     pool.layers[1].fill_(3)
     pool.resize(9)

@@ -1,0 +1,141 @@
+"""A decoder's weights, taken out of their source in Hugging Face's names, fused and put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline_kernels import Linear
+from paceline_runtime.model_config import ModelConfig
+from paceline_runtime.rope_frequencies import Rotation, rotated_first, rotation_of
+from paceline_runtime.weights import WeightSource
+
+__all__ = ["DecoderLayer", "Projection", "WeightLoader"]
+
+
+class Projection(Protocol):
+    """A product with fixed weights: `Linear`, or a quantised one. `nbytes` is what it keeps."""
+
+    nbytes: int
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product, [T, out], for `x` [T, in]."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer's weights. The norms that a family doesn't have are None."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: Projection  # hidden → (H + 2·K) · D, queries, keys, values one after the other
+    query_norm: torch.Tensor | None  # [D]
+    key_norm: torch.Tensor | None  # [D]
+    output: Projection  # H · D → hidden
+    attention_post_norm: torch.Tensor | None  # [hidden]
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Projection  # hidden → 2 · intermediate, the gate first
+    down: Projection  # intermediate → hidden
+    mlp_post_norm: torch.Tensor | None  # [hidden]
+
+
+class WeightLoader:
+    """Loads the parts of a decoder one by one. `nbytes` counts what stays in memory."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        project: Callable[[torch.Tensor, torch.Tensor | None], Projection] = Linear,
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+        self._project = project
+        self.nbytes = 0
+
+    def table(self) -> torch.Tensor:
+        """Return the embeddings [vocab, hidden]."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._kept(self._read("model.embed_tokens.weight", shape))
+
+    def norm(self, name: str, size: int | None = None) -> torch.Tensor:
+        """Return a norm's weights [size], by default [hidden], as they are multiplied with."""
+        config, shape = self._config, (size or self._config.hidden_size,)
+        if not config.wide_norms:
+            return self._kept(self._read(f"{name}.weight", shape) + config.norm_offset)
+        return self._kept(self._weights.tensor(f"{name}.weight", shape).to(self._device, torch.float32) + config.norm_offset)
+
+    def layer(self, index: int) -> DecoderLayer:
+        """Return layer `index`."""
+        config, prefix = self._config, f"model.layers.{index}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        hidden, wide, heads = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        gates = [(mlp + "gate_proj", wide), (mlp + "up_proj", wide)]
+        post, pre = prefix + "post_attention_layernorm", prefix + "pre_feedforward_layernorm"
+        rotary_dim = config.ropes[config.layers[index].rope].rotary_dim
+        return DecoderLayer(
+            input_norm=self.norm(prefix + "input_layernorm"),
+            qkv=self._qkv(attention, rotary_dim),
+            query_norm=self._head_norm(attention + "q_norm", rotary_dim),
+            key_norm=self._head_norm(attention + "k_norm", rotary_dim),
+            output=self._linear([(attention + "o_proj", hidden)], heads, bias=config.output_bias),
+            attention_post_norm=self.norm(post) if config.post_norms else None,
+            mlp_norm=self.norm(pre if config.post_norms else post),
+            gate_up=self._linear(gates, hidden, bias=config.mlp_bias),
+            down=self._linear([(mlp + "down_proj", hidden)], wide, bias=config.mlp_bias),
+            mlp_post_norm=self.norm(prefix + "post_feedforward_layernorm") if config.post_norms else None,
+        )
+
+    def head(self, table: torch.Tensor) -> Projection:
+        """Return the projection to the vocabulary; a tied one is packed once more, beside the embedding."""
+        if not self._config.tie_embeddings:
+            return self._counted(self._project(self._read("lm_head.weight", tuple(table.shape)), None))
+        head = self._project(table, None)
+        shared = isinstance(head, Linear) and not head.packed
+        return head if shared else self._counted(head)
+
+    def rotations(self) -> tuple[Rotation, ...]:
+        """Return the rotation of each of the model's ropes."""
+        ropes, size = self._config.ropes, self._config.head_dim
+        return tuple(rotation_of(rope, size, self._weights.tensor).to(self._device) for rope in ropes)
+
+    def _qkv(self, attention: str, rotary_dim: int | None) -> Projection:
+        config = self._config
+        parts = [("q_proj", config.num_heads, rotary_dim), ("k_proj", config.num_kv_heads, rotary_dim)]
+        weights, biases = [], []
+        for name, heads, rotated in [*parts, ("v_proj", config.num_kv_heads, None)]:
+            rows = heads * config.head_dim
+            weights.append(_in_order(self._read(f"{attention}{name}.weight", (rows, config.hidden_size)), heads, rotated))
+            if config.attention_bias:
+                biases.append(_in_order(self._read(f"{attention}{name}.bias", (rows,)), heads, rotated))
+        return self._counted(self._project(torch.cat(weights), torch.cat(biases) if biases else None))
+
+    def _head_norm(self, name: str, rotary_dim: int | None) -> torch.Tensor | None:
+        return _in_order(self.norm(name, self._config.head_dim), 1, rotary_dim) if self._config.qk_norm else None
+
+    def _linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Projection:
+        """Return one projection made of `parts` (name, outputs) side by side."""
+        weight = torch.cat([self._read(f"{name}.weight", (outputs, inputs)) for name, outputs in parts])
+        joined = torch.cat([self._read(f"{name}.bias", (outputs,)) for name, outputs in parts]) if bias else None
+        return self._counted(self._project(weight, joined))
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._weights.tensor(name, shape).to(self._device, self._dtype)
+
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def _counted(self, projection: Projection) -> Projection:
+        self.nbytes += projection.nbytes
+        return projection
+
+
+def _in_order(rows: torch.Tensor, heads: int, rotary_dim: int | None) -> torch.Tensor:
+    return rows if rotary_dim is None else rotated_first(rows, heads, rotary_dim)
