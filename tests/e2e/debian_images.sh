@@ -11,7 +11,7 @@ folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
 images=("${@:2}")
 [ ${#images[@]} -gt 0 ] || images=(operator runtime)
-export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin BUILDAH_ISOLATION=chroot STORAGE_DRIVER=vfs
+export PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin BUILDAH_ISOLATION=chroot
 store=(--root "$folder/storage" --runroot "$folder/run")
 trap 'rm -rf "$folder/storage" "$folder/run"' EXIT
 
