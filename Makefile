@@ -47,7 +47,7 @@ check: setup ## lint, types, import layers, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/files/crds
-	@$(RUN) -m paceline_operator.reference --check docs/inferenceservice.md
+	@$(RUN) -m paceline_operator.reference --check docs
 
 format: setup ## format the code
 	@$(BIN)/ruff check --fix-only -q .
@@ -55,7 +55,7 @@ format: setup ## format the code
 
 crds: setup ## write the CRDs and their reference from the code's field definitions
 	@$(RUN) -m paceline_operator.crd crds charts/paceline/files/crds
-	@$(RUN) -m paceline_operator.reference docs/inferenceservice.md
+	@$(RUN) -m paceline_operator.reference docs
 
 bench: setup ## run the benchmarks that fit this machine, results under bench/results
 	@$(RUN) -m bench

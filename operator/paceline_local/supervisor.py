@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import aiohttp
 import click
@@ -27,9 +28,9 @@ from paceline_local.errors import ApiError, ApiUnavailable, LocalError
 from paceline_local.leftovers import lock_stack, remove_leftovers
 from paceline_local.manifests import condition, is_ready
 from paceline_local.node_object import NODE_NAME
-from paceline_local.resources import CRDS, INFERENCE_SERVICES, NODES
+from paceline_local.resources import CRDS, NODES, Resource
 from paceline_local.state import MARKER, StateDir, read_json, state_dir, write_json
-from paceline_operator.crd import crd
+from paceline_operator.crd import crds
 
 __all__ = ["Supervisor", "main"]
 
@@ -134,7 +135,7 @@ class Supervisor:
         while True:
             try:
                 async with ApiClient.from_kubeconfig(self._state.kubeconfig) as client:
-                    if await _crd_served(client):
+                    if await _crds_served(client):
                         return
             except ApiUnavailable as error:
                 self._say(f"installing the CRD: {error}")
@@ -182,12 +183,16 @@ class Supervisor:
         write_json(self._state.status, document)
 
 
-async def _crd_served(client: ApiClient) -> bool:
-    """Create or update the CRD; return whether the server has established and serves it.
+async def _crds_served(client: ApiClient) -> bool:
+    """Create or update our CRDs; return whether the server has established and serves them."""
+    return all([await _crd_served(client, manifest) for manifest in crds()])
+
+
+async def _crd_served(client: ApiClient, manifest: dict[str, Any]) -> bool:
+    """Create or update a CRD; return whether the server has established and serves it.
 
     Not by server-side apply: servers before 1.23 refuse the schema's validation rules there, and drop them here.
     """
-    manifest = crd()
     try:
         await client.create(CRDS, manifest)
     except ApiError as error:
@@ -197,7 +202,10 @@ async def _crd_served(client: ApiClient) -> bool:
     established = condition(await client.get(CRDS, manifest["metadata"]["name"]), "Established")
     if established is None or established["status"] != "True":
         return False
-    await client.list(INFERENCE_SERVICES)  # raises while it is established but not served yet
+    spec = manifest["spec"]
+    # raises while it is established but not served yet
+    plural, kind, namespaced = spec["names"]["plural"], spec["names"]["kind"], spec["scope"] == "Namespaced"
+    await client.list(Resource(spec["group"], spec["versions"][0]["name"], plural, kind, namespaced))
     return True
 
 

@@ -104,17 +104,18 @@ def effective(service: InferenceService, override: Override | None) -> Effective
 
 
 def tuning_bounds(service: InferenceService) -> dict[str, tuple[Any, Any]]:
-    """Return the lowest and highest value that tuning may choose, in Python form, by knob (without bounds: absent)."""
-    found = {}
+    """Return the lowest and highest value that tuning may choose, in Python form, by knob (without bounds: absent).
+
+    They are the spec's, inside the limits of the class.
+    """
+    found = dict(service.limits)
     for name, ends in (service.tuning.bounds or {}).items():
         spec = knob(name)
-        low, high = (spec.parse(ends[end]) if end in ends else default for end, default in _ends(spec.low, spec.high))
+        low, high = found.get(name, (spec.low, spec.high))
+        low = max(low, spec.parse(ends["min"])) if "min" in ends else low
+        high = min(high, spec.parse(ends["max"])) if "max" in ends else high
         found[name] = (low, high)
     return found
-
-
-def _ends(low: float | None, high: float | None) -> tuple[tuple[str, float | None], tuple[str, float | None]]:
-    return ("min", low), ("max", high)
 
 
 def _stated(service: InferenceService, name: str) -> Origin:

@@ -49,12 +49,13 @@ class Problem:
 
 
 class SpecError(PacelineError):
-    """One or more fields of an InferenceService can't be used; nothing of it is applied."""
+    """One or more fields of an InferenceService can't be used; nothing of it is applied. `reason` is the condition's."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[Problem, ...], *, reason: str = "Invalid") -> None:
         assert problems, "a SpecError names at least one problem"
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
+        self.reason = reason
 
 
 class SettingsError(PacelineError):

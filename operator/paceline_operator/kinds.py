@@ -191,19 +191,22 @@ class Quantity(Kind):
 
 @dataclass(frozen=True, slots=True)
 class MapOf(Kind):
-    """An object with free keys and values of one kind."""
+    """An object with free keys, at most `most` of them if that is stated, and values of one kind."""
 
     values: Kind
+    most: int | None = None
 
     def schema(self) -> Schema:
         """Return the schema."""
-        return {"type": "object", "additionalProperties": self.values.schema()}
+        schema: Schema = {"type": "object", "additionalProperties": self.values.schema()}
+        return schema if self.most is None else schema | {"maxProperties": self.most}
 
     def parse(self, value: Any, path: str, problems: Problems) -> dict[str, Any] | None:
         """Return a dict of parsed values."""
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and (self.most is None or len(value) <= self.most):
             return {str(key): self.values.parse(item, f"{path}[{key}]", problems) for key, item in value.items()}
-        _refuse(path, value, "an object of key: value", "write one key: value per line", problems)
+        bound = "an object of key: value" + ("" if self.most is None else f", at most {self.most}")
+        _refuse(path, value, bound, "write one key: value per line", problems)
         return None
 
 

@@ -11,15 +11,23 @@ from typing import Any
 __all__ = [
     "ADMIN_STAMP",
     "APPLIED",
+    "CLASS_KIND",
+    "CLASS_PLURAL",
+    "CLASS_SHORT_NAME",
+    "DEFAULT_CLASS",
     "FIELD_MANAGER",
     "GROUP",
+    "INPUTS",
     "KIND",
     "MANAGED_BY",
     "PLURAL",
     "RESTART_HASH",
+    "REVISION",
     "SERVICE_LABEL",
     "SHORT_NAME",
+    "TEMPLATE",
     "TUNER_MANAGER",
+    "UPGRADE",
     "VERSION",
     "admin_token",
     "base_name",
@@ -33,6 +41,10 @@ VERSION = "v1alpha1"
 KIND = "InferenceService"
 PLURAL = "inferenceservices"
 SHORT_NAME = "infsvc"
+CLASS_KIND = "InferenceClass"
+CLASS_PLURAL = "inferenceclasses"
+CLASS_SHORT_NAME = "infclass"
+DEFAULT_CLASS = "paceline.io/default-class"  # annotation, "true" on the class of services that name none
 FIELD_MANAGER = "paceline-operator"
 TUNER_MANAGER = "paceline-tuner"
 MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -42,6 +54,13 @@ APPLIED = "paceline.io/applied"
 # on the Deployment: hash of the Secret that was applied before it, because Secrets themselves are never read
 ADMIN_STAMP = "paceline.io/admin-secret"
 RESTART_HASH = "paceline.io/restart-knobs"
+# on the pod template: hash of the rest of it, so that pods can be told from those of an earlier one
+REVISION = "paceline.io/revision"
+# on the Deployment: what spec and class ask of the pods (hash), the template that came of it, and the last upgrade done
+INPUTS = "paceline.io/inputs"
+TEMPLATE = "paceline.io/template"
+# on the InferenceService: any new value rolls the pods to what this version of the operator would make of the spec
+UPGRADE = "paceline.io/upgrade"
 _LONGEST = 63  # of a Service's name and of a label's value
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

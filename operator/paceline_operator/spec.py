@@ -18,7 +18,17 @@ from paceline_operator.fields import Item, item, record, table, unknown_fields
 from paceline_operator.kinds import Integer, KnobKind, ListOf, MapOf, Quantity, Raw, Text
 from paceline_operator.spec_platform import SCALING, Monitoring, NetworkRules, Rollout, Routing, Scaling, scaling_problems
 
-__all__ = ["SPEC", "Accelerator", "EnvVar", "InferenceService", "Model", "ServiceSpec", "parse_service"]
+__all__ = [
+    "SPEC",
+    "Accelerator",
+    "EnvVar",
+    "InferenceService",
+    "Model",
+    "ServiceSpec",
+    "Toleration",
+    "knob_path",
+    "parse_service",
+]
 
 _NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
@@ -88,6 +98,9 @@ class Slo:
 
     ttft: str | None = item(KnobKind(knob("sloTtft")), "Objective for the time to the first token, as in 500ms.")
     tpot: str | None = item(KnobKind(knob("sloTpot")), "Objective for the time per output token after it, as in 50ms.")
+    preset: str | None = item(
+        Text(63, _NAME, example="interactive"), "Objectives that the class names; those stated here come on top."
+    )
     percentile: int = item(Integer(50, 99), "Percent of requests that must meet them. Default 95.", default=95)
 
 
@@ -168,6 +181,10 @@ class ServiceSpec:
     batching: Mapping[str, Any] | None = item(BATCHING, "How requests are batched.")
     slo: Slo | None = item(record(Slo), "Latency objectives.")
     tuning: Tuning | None = item(record(Tuning), "Live tuning of the knobs.")
+    class_name: str | None = item(
+        Text(253, _NAME, example="gpu-shared"),
+        "InferenceClass with defaults and limits. Default: the class that is annotated as the default, if there is one.",
+    )
     replicas: int = item(Integer(0, 10_000), "Number of pods. Default 1.", default=1, crd_default=1)
     accelerator: Accelerator | None = item(record(Accelerator), "The device of each pod; left out: CPU.")
     resources: Resources | None = item(record(Resources), "CPU and memory of each pod.")
@@ -199,7 +216,8 @@ class InferenceService:
     """A parsed InferenceService: identity, spec, and the knobs that result from it and from its class.
 
     `given` names the knobs that the spec states, `inherited` those that it leaves to the class. What the tuner found comes
-    on top of them (`effective`).
+    on top of them (`effective`). `class_name` is the class in force ("": none), `limits` its lowest and highest value by
+    knob, `stated` the value and origin ("spec", "class") by path of what else spec or class say.
     """
 
     name: str
@@ -210,6 +228,9 @@ class InferenceService:
     knobs: Knobs
     given: frozenset[str] = field(default_factory=frozenset)
     inherited: frozenset[str] = field(default_factory=frozenset)
+    class_name: str = ""
+    limits: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     @property
     def model_name(self) -> str:
@@ -227,8 +248,11 @@ class InferenceService:
         return self.spec.tuning or Tuning()
 
 
-def parse_service(body: Mapping[str, Any]) -> InferenceService:
-    """Return the parsed form of an InferenceService's JSON data. Raises `SpecError` with every problem found."""
+def parse_service(body: Mapping[str, Any], inherited: frozenset[str] = frozenset()) -> InferenceService:
+    """Return the parsed form of an InferenceService's JSON data. Raises `SpecError` with every problem found.
+
+    `inherited` names the knobs in it that come from a class.
+    """
     problems: list[Problem] = list(unknown_fields(body, _TOP_LEVEL, ""))
     spec = SPEC.parse(body.get("spec", {}), "spec", problems)
     values = {} if spec is None else _knob_values(spec)
@@ -239,7 +263,7 @@ def parse_service(body: Mapping[str, Any]) -> InferenceService:
         raise SpecError(tuple(problems))
     meta = body["metadata"]
     identity = (meta["name"], meta["namespace"], meta["uid"], int(meta.get("generation", 0)))
-    return InferenceService(*identity, spec, knobs, frozenset(values))
+    return InferenceService(*identity, spec, knobs, frozenset(values) - inherited, inherited)
 
 
 def _knob_values(spec: ServiceSpec) -> dict[str, Any]:
@@ -251,11 +275,12 @@ def _knobs(values: Mapping[str, Any], problems: list[Problem]) -> Knobs:
     try:
         return knobs_from_wire(values)
     except KnobError as error:
-        problems.extend(Problem(_knob_path(v.field), v.value, v.bound, v.remedy) for v in error.violations)
+        problems.extend(Problem(knob_path(v.field), v.value, v.bound, v.remedy) for v in error.violations)
         return Knobs()
 
 
-def _knob_path(name: str) -> str:
+def knob_path(name: str) -> str:
+    """Return the path of a knob in an InferenceService."""
     slo = {knob_name: field_name for field_name, knob_name in _SLO_FIELDS.items()}
     return f"spec.slo.{slo[name]}" if name in slo else f"spec.batching.{name}"
 

@@ -13,12 +13,19 @@ from operator_kit import FULL, MINIMAL, set_at
 
 from paceline_core.knobs import KNOBS
 from paceline_operator import reference
-from paceline_operator.crd import crd, main, render
+from paceline_operator.crd import class_crd, crd, crds, main, render
 from paceline_operator.kinds import KnobKind
 from paceline_operator.spec import BATCHING, SPEC
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def root_of(definition):
+    return definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+SCHEMA = root_of(crd())
+CLASS_SCHEMA = root_of(class_crd())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA["properties"]["spec"])
 JUNK = [
     None, True, False, 0, -1, 1, 2**70, 0.5, -0.5, 1.5, "", "x", " ", "0", "5", "5ms", "never", "a b", "ü", "a" * 5000,
@@ -101,7 +108,7 @@ def test_every_knob_is_a_field():
     fields = set(BATCHING.fields) | {"sloTtft", "sloTpot"}
     assert fields == {knob.name for knob in KNOBS}
     slo = SCHEMA["properties"]["spec"]["properties"]["slo"]["properties"]
-    assert set(slo) == {"ttft", "tpot", "percentile"}
+    assert set(slo) == {"ttft", "tpot", "preset", "percentile"}
     assert all(isinstance(item.kind, KnobKind) for item in BATCHING.fields.values())
 
 
@@ -114,8 +121,9 @@ def walk(schema, path=""):
             yield from walk(schema[name], f"{path}.{name}")
 
 
-def test_the_schema_is_structural():
-    for path, schema in walk(SCHEMA):
+@pytest.mark.parametrize("root", [SCHEMA, CLASS_SCHEMA], ids=["service", "class"])
+def test_the_schema_is_structural(root):
+    for path, schema in walk(root):
         typed = "type" in schema or schema.get("x-kubernetes-int-or-string")
         assert typed or schema.get("x-kubernetes-preserve-unknown-fields"), path
         # a boolean exclusiveMinimum means one thing in OpenAPI 3.0 and is an error in JSON Schema
@@ -123,7 +131,7 @@ def test_the_schema_is_structural():
 
 
 def test_every_field_of_the_spec_is_described():
-    for path, schema in walk(SCHEMA["properties"]["spec"]):
+    for path, schema in (*walk(SCHEMA["properties"]["spec"]), *walk(CLASS_SCHEMA["properties"]["spec"])):
         last = path.rpartition(".")[2]
         if last not in ("items", "additionalProperties", "min", "max"):
             assert schema.get("description"), path
@@ -132,11 +140,12 @@ def test_every_field_of_the_spec_is_described():
 def test_only_replicas_has_a_default():
     """A default on anything else would hide from a platform team's class that the user left the field out."""
     assert [path for path, schema in walk(SCHEMA) if "default" in schema] == [".spec.replicas"]
+    assert [path for path, schema in walk(CLASS_SCHEMA) if "default" in schema] == []
 
 
 def test_patterns_work_in_the_servers_engine():
     """Go's RE2 has no look-around, no back references and no Unicode \\d: patterns may use neither."""
-    for path, schema in walk(SCHEMA):
+    for path, schema in (*walk(SCHEMA), *walk(CLASS_SCHEMA)):
         pattern = schema.get("pattern", "")
         assert not re.search(r"\(\?[=!<]|\\[dswDSW1-9]", pattern), path
         assert not pattern or (pattern.startswith("^") and pattern.endswith("$")), path
@@ -151,23 +160,24 @@ def test_status_and_scale_are_subresources():
 
 
 def test_the_files_in_the_repository_are_what_the_code_says():
-    assert main(["--check", str(ROOT / "crds"), str(ROOT / "charts" / "paceline" / "crds")]) == 0
+    assert main(["--check", str(ROOT / "crds"), str(ROOT / "charts" / "paceline" / "files" / "crds")]) == 0
 
 
-def test_the_reference_in_the_repository_is_what_the_code_says(tmp_path, capsys):
-    assert reference.main(["--check", str(ROOT / "docs" / "inferenceservice.md")]) == 0
-    stale = tmp_path / "reference.md"
-    stale.write_text("old")
-    assert reference.main(["--check", str(stale)]) == 1
+def test_the_references_in_the_repository_are_what_the_code_says(tmp_path, capsys):
+    assert reference.main(["--check", str(ROOT / "docs")]) == 0
+    assert reference.main([str(tmp_path)]) == 0
+    (tmp_path / "inferenceclass.md").write_text("old")
+    assert reference.main(["--check", str(tmp_path)]) == 1
     assert "make crds" in capsys.readouterr().err
 
 
 def test_the_reference_has_every_field_with_its_bounds():
-    text = reference.render()
-    for path, _ in walk(SCHEMA["properties"]["spec"]):
-        name = path.rpartition(".")[2]
-        if name not in ("", "items", "additionalProperties"):
-            assert f".{name}` |" in text or f"`{name}` |" in text, path
+    for found, text in zip(crds(), reference.references().values(), strict=True):
+        for path, _ in walk(root_of(found)["properties"]["spec"]):
+            name = path.rpartition(".")[2]
+            if name not in ("", "items", "additionalProperties"):
+                assert f".{name}` |" in text or f"`{name}` |" in text, path
+    text = reference.references()["inferenceservice.md"]
     assert "| `batching.strategy` | static \\| dynamic \\| continuous \\| iteration |" in text
     assert "| `batching.maxNumSeqs` | integer, 1 to 65536 |" in text
     assert "| `slo.ttft` | string, 0ms &lt; value ≤ 1h |" in text
@@ -180,7 +190,7 @@ def test_check_tells_how_to_mend_a_stale_file(tmp_path, capsys):
     assert main(["--check", str(tmp_path)]) == 0
     file = tmp_path / "inferenceservices.paceline.io.yaml"
     assert yaml.safe_load(file.read_text()) == crd()
-    file.write_text(render().replace("maxNumSeqs", "slots"))
+    file.write_text(render(crd()).replace("maxNumSeqs", "slots"))
     assert main(["--check", str(tmp_path)]) == 1
     assert "make crds" in capsys.readouterr().err
     assert main(["--check", str(tmp_path / "nowhere")]) == 1

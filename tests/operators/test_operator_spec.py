@@ -102,7 +102,7 @@ def test_each_bad_value_is_named_with_its_rule(path, value, words):
         ("batchin", "did you mean 'batching'?"),
         ("batching.maxNumSeq", "did you mean 'maxNumSeqs'?"),
         ("model.url", "did you mean 'uri'?"),
-        ("slo.xyz", "known here: ttft, tpot, percentile"),
+        ("slo.xyz", "known here: ttft, tpot, preset, percentile"),
         ("accelerator.kind", "known here"),
         ("tolerations.0.keys", "did you mean 'key'?"),
     ],
