@@ -6,19 +6,23 @@ import argparse
 import asyncio
 import logging
 import os
+import platform
 import re
 import sys
+from functools import partial
 
 import kopf
 from kopf._cogs.clients.errors import APIError, APISessionClosed  # kopf has no public names for what ends its watches
 from kopf._cogs.clients.watching import WatchingError
+from kopf._cogs.structs.references import Insights
+from kopf._core.engines.peering import Identity
 
 from paceline_core.main import run_command
 from paceline_operator.admin_client import AdminClient
 from paceline_operator.cluster import Cluster, load_configuration
 from paceline_operator.controller import Controller
 from paceline_operator.errors import SettingsError, WatchEnded
-from paceline_operator.handlers import make_registry, make_settings
+from paceline_operator.handlers import make_registry, make_settings, watch_new_kinds
 from paceline_operator.metrics import Metrics, serve
 from paceline_operator.settings import Settings, load_settings, settings_help
 
@@ -51,6 +55,7 @@ def _run() -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(_tell_outages_rarely)
         handler.addFilter(_tell_the_end_once)
+        handler.addFilter(_tell_nothing_of_missing_kinds)
     metrics = Metrics()
     cluster = Cluster(load_configuration(), metrics, threads=settings.workers)
     try:
@@ -82,15 +87,25 @@ def _tell_the_end_once(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], _FATAL))
 
 
+def _tell_nothing_of_missing_kinds(record: logging.LogRecord) -> bool:
+    """Drop kopf's advice to install the CRDs of other projects: what is missing and asked for stands in the status."""
+    return not record.getMessage().startswith("Unresolved resources cannot be served")
+
+
 async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
     admin = AdminClient(timeout=settings.admin_timeout, concurrency=settings.admin_concurrency)
     controller = Controller(settings, cluster, admin, metrics)
+    registry, kopf_settings, insights = make_registry(controller), make_settings(), Insights()
+    controller.on_apis = partial(watch_new_kinds, registry, kopf_settings, insights)
     await kopf.operator(
-        registry=make_registry(controller),
-        settings=make_settings(),
+        registry=registry,
+        settings=kopf_settings,
+        insights=insights,
         namespaces=settings.watch_namespaces,
         clusterwide=not settings.watch_namespaces,
         standalone=True,
+        # kopf's own would ask for the user's name, which a container that runs under any number doesn't have
+        identity=Identity(f"{platform.node()}/{os.getpid()}"),
     )
 
 

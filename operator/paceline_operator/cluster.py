@@ -18,11 +18,12 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
+from paceline_operator.api_kinds import KINDS, OPTIONAL, Apis, Kind
 from paceline_operator.errors import ApiRefused, ApiUnavailable, SettingsError
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import FIELD_MANAGER, GROUP, PLURAL, SERVICE_LABEL, VERSION
 
-__all__ = ["KINDS", "Cluster", "load_configuration"]
+__all__ = ["Cluster", "load_configuration"]
 
 Object = dict[str, Any]
 _ATTEMPTS = 5
@@ -34,31 +35,11 @@ _TRANSIENT = (408, 409, 429)
 _MISTYPED = ("failed to create typed patch object", "failed to convert new object")
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Where a kind lives in the API."""
-
-    group_version: str
-    plural: str
-
-    def path(self, namespace: str | None, name: str = "") -> str:
-        """Return the path of one object or, without a name, of the collection (None: of all namespaces)."""
-        root = "/api/" if "/" not in self.group_version else "/apis/"
-        space = f"/namespaces/{namespace}" if namespace else ""
-        return f"{root}{self.group_version}{space}/{self.plural}" + (f"/{name}" if name else "")
-
-
-# Secrets are missing on purpose: the operator writes its own and never reads one
-KINDS = {
-    "ServiceAccount": Kind("v1", "serviceaccounts"),
-    "ConfigMap": Kind("v1", "configmaps"),
-    "Service": Kind("v1", "services"),
-    "PodDisruptionBudget": Kind("policy/v1", "poddisruptionbudgets"),
-    "Deployment": Kind("apps/v1", "deployments"),
-    "Pod": Kind("v1", "pods"),
-}
-_SERVICES = Kind(f"{GROUP}/{VERSION}", PLURAL)
-_WRITABLE = {"Secret": Kind("v1", "secrets"), "Event": Kind("v1", "events"), **KINDS}
+_SERVICES = Kind(GROUP, PLURAL, (VERSION,))
+_WRITABLE = {"Secret": Kind("", "secrets"), "Event": Kind("", "events"), **KINDS}
+_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+# no object is ever in this version, so an apply that names it creates, or is refused with 409
+_ABSENT = "1"
 
 
 def load_configuration() -> client.Configuration:
@@ -90,32 +71,40 @@ class Cluster:
         self._client = client.ApiClient(configuration)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="api")
         self._metrics = metrics
-        self.pdb_version = "policy/v1"
+        self.apis = Apis.of({})
 
     def close(self) -> None:
         """End the threads; calls in flight finish."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()  # type: ignore[no-untyped-call]
 
-    async def discover(self) -> None:
-        """Find out which version of PodDisruptionBudget the server has (policy/v1 since 1.21)."""
-        group = await self._call("GET", "/apis/policy", "APIGroup") or {}
-        served = [version["groupVersion"] for version in group.get("versions", [])]
-        self.pdb_version = "policy/v1" if "policy/v1" in served else "policy/v1beta1"
+    async def discover(self) -> bool:
+        """Find out which of the optional kinds the server has; return whether that has changed."""
+        groups = (await self._call("GET", "/apis", "APIGroupList") or {}).get("groups", [])
+        has = {version["groupVersion"] for group in groups for version in group["versions"]}
+        asked = {kind.api_version(version) for kind in OPTIONAL.values() for version in kind.versions}
+        served = {way: await self._plurals(way) for way in sorted(asked & has)}
+        before, self.apis = self.apis, Apis.of(served)
+        return self.apis != before
+
+    async def _plurals(self, api_version: str) -> set[str]:
+        """Return what a group version serves; nothing if it has gone meanwhile."""
+        found = await self._call("GET", f"/apis/{api_version}", "APIResourceList") or {}
+        return {resource["name"] for resource in found.get("resources", [])}
 
     async def get(self, kind: str, namespace: str, name: str) -> Object | None:
         """Return one object."""
-        return await self._call("GET", self._kind(kind).path(namespace, name), kind)
+        return await self._call("GET", self._path(kind, namespace, name), kind)
 
     async def children(self, kind: str, namespace: str | None) -> list[Object]:
         """Return all objects of `kind` that carry our label, in one namespace or (None) in all."""
-        found = await self._call("GET", self._kind(kind).path(namespace), kind, query=[("labelSelector", SERVICE_LABEL)])
+        found = await self._call("GET", self._path(kind, namespace), kind, query=[("labelSelector", SERVICE_LABEL)])
         # items of a list come without their kind
         return [{"kind": kind, **item} for item in (found or {}).get("items", [])]
 
     async def services(self, namespace: str | None) -> list[Object]:
         """Return all InferenceServices, in one namespace or (None) in all."""
-        found = await self._call("GET", _SERVICES.path(namespace), "InferenceService")
+        found = await self._call("GET", _SERVICES.path(f"{GROUP}/{VERSION}", namespace), "InferenceService")
         if found is None:
             raise ApiUnavailable(f"the CRD {PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
         return list(found.get("items", []))
@@ -123,26 +112,53 @@ class Cluster:
     async def apply(self, child: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Object:
         """Apply a child with our field manager, forced for the fields that it states; return the live object."""
         kind, meta = child["kind"], child["metadata"]
-        path = self._kind(kind).path(meta["namespace"], meta["name"])
-        query = [("fieldManager", manager), ("force", "true")]
-        live = await self._call("PATCH", path, kind, child, "application/apply-patch+yaml", query)
+        live = await self._call(
+            "PATCH", self._path(kind, meta["namespace"], meta["name"]), kind, child, _APPLY, _by(manager)
+        )
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
 
+    async def create(self, child: Mapping[str, Any]) -> Object | None:
+        """Apply a child if there is no object of its name yet: None if there is one, which isn't touched then."""
+        absent = {**child, "metadata": {**child["metadata"], "resourceVersion": _ABSENT}}
+        kind, meta = child["kind"], child["metadata"]
+        path = self._path(kind, meta["namespace"], meta["name"])
+        try:
+            live = await self._call("PATCH", path, kind, absent, _APPLY, _by(FIELD_MANAGER), transient=(408, 429))
+        except ApiRefused as error:
+            if error.status != 409:
+                raise
+            return None
+        if live is None:
+            raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
+        return live
+
+    async def delete(self, live: Mapping[str, Any]) -> None:
+        """Delete this very object, in the background; another one of its name, and one that is gone, are fine."""
+        meta = live["metadata"]
+        options = {"preconditions": {"uid": meta["uid"]}, "propagationPolicy": "Background"}
+        path = self._path(live["kind"], meta["namespace"], meta["name"])
+        try:
+            await self._call("DELETE", path, live["kind"], options, transient=(408, 429))
+        except ApiRefused as error:
+            if error.status != 409:
+                raise
+
     async def merge(self, kind: str, namespace: str, name: str, patch: Mapping[str, Any]) -> Object | None:
         """Merge `patch` into a child, with a resourceVersion in it only if it is still that; return the live object."""
-        path, merge = self._kind(kind).path(namespace, name), "application/merge-patch+json"
-        return await self._call("PATCH", path, kind, patch, merge, [("fieldManager", FIELD_MANAGER)])
+        return await self._call(
+            "PATCH", self._path(kind, namespace, name), kind, patch, _MERGE, [("fieldManager", FIELD_MANAGER)]
+        )
 
     async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object | None:
         """Merge `patch` into the status of an InferenceService, if it is still in `version`: what a pass found out about one
         must not be told of another that was made under the same name meanwhile. Else `ApiUnavailable`: look again."""
-        path = _SERVICES.path(namespace, name) + "/status"
+        path = _SERVICES.path(f"{GROUP}/{VERSION}", namespace, name) + "/status"
         body = {"metadata": {"resourceVersion": version}, "status": patch}
-        query, merge = [("fieldManager", FIELD_MANAGER)], "application/merge-patch+json"
+        query = [("fieldManager", FIELD_MANAGER)]
         try:
-            return await self._call("PATCH", path, "InferenceService", body, merge, query, transient=(408, 429))
+            return await self._call("PATCH", path, "InferenceService", body, _MERGE, query, transient=(408, 429))
         except ApiRefused as error:
             if error.status != 409:
                 raise
@@ -151,7 +167,7 @@ class Cluster:
     async def create_event(self, event: Mapping[str, Any]) -> None:
         """Record an event; one that is there already (same name) is counted up."""
         meta = event["metadata"]
-        collection = _WRITABLE["Event"].path(meta["namespace"])
+        collection = self._path("Event", meta["namespace"])
         try:
             await self._call("POST", collection, "Event", event, "application/json", transient=(408, 429))
         except ApiRefused as error:
@@ -161,12 +177,13 @@ class Cluster:
 
     async def _count_event(self, path: str, event: Mapping[str, Any]) -> None:
         known = await self._call("GET", path, "Event") or {}
-        patch = {"count": int(known.get("count") or 1) + 1, "lastTimestamp": event["lastTimestamp"]}
-        await self._call("PATCH", path, "Event", patch, "application/merge-patch+json")
+        patch = {"count": int(known.get("count") or 1) + 1}
+        patch |= {field: event[field] for field in ("lastTimestamp", "message", "type")}
+        await self._call("PATCH", path, "Event", patch, _MERGE)
 
-    def _kind(self, kind: str) -> Kind:
+    def _path(self, kind: str, namespace: str | None, name: str = "") -> str:
         found = _WRITABLE[kind]
-        return Kind(self.pdb_version, found.plural) if kind == "PodDisruptionBudget" else found
+        return found.path(self.apis.versions.get(kind) or found.api_version(found.versions[0]), namespace, name)
 
     async def _call(
         self,
@@ -200,6 +217,10 @@ class Cluster:
             return _Answer(int(getattr(error, "status", 0) or 0), str(error), None, None)
         retry_after = response.headers.get("Retry-After", "")
         return _Answer.of(response.status, text, float(retry_after) if retry_after.isdigit() else None)
+
+
+def _by(manager: str) -> list[tuple[str, str]]:
+    return [("fieldManager", manager), ("force", "true")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_operator.knob_sync import KnobState, PodKnobs
+from paceline_operator.names import UPGRADE
+from paceline_operator.outcome import Applied, Trouble
 from paceline_operator.pods import Finding, diagnose, is_leaving, is_ready, worst
+from paceline_operator.rollout import Rollout, refused_pods, rollout_of
 from paceline_operator.spec import InferenceService
 
 __all__ = ["Condition", "conditions_of"]
 
 Pods = Sequence[Mapping[str, Any]]
-# findings that time alone doesn't mend
-_BLOCKING = {"ContainerConfig", "ImagePull", "PodsRefused", "Unschedulable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,69 +28,32 @@ class Condition:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Rollout:
-    """The Deployment in numbers. `current` says that its controller has seen our last change, `late` that it has given up
-    waiting for progress."""
-
-    desired: int
-    updated: int
-    ready: int
-    total: int
-    current: bool
-    late: bool
-
-    @property
-    def complete(self) -> bool:
-        return self.current and self.updated == self.total == self.ready == self.desired
-
-
 def conditions_of(
     service: InferenceService | None,
     spec_error: str,
-    failure: tuple[str, str] | None,
+    applied: Applied,
     *,
     deployment: Mapping[str, Any] | None,
     pods: Pods,
     knobs: Mapping[str, PodKnobs],
+    now: float,
 ) -> list[Condition]:
-    """Return all conditions, in the order in which they are read."""
+    """Return all conditions, in the order in which they are read. `now` is in seconds since 1970."""
     alive = [pod for pod in pods if not is_leaving(pod)]
-    findings = [found for found in (worst(pods), _refused_pods(deployment)) if found]
-    finding, rollout = min(findings, key=lambda found: found.rank, default=None), _rollout(deployment)
+    findings = [found for found in (worst(pods, now), refused_pods(deployment)) if found]
+    finding, rollout = min(findings, key=lambda found: found.rank, default=None), rollout_of(deployment, pods)
     found = [
         _spec_valid(spec_error),
-        _ready(spec_error, failure, rollout, finding),
-        _progressing(spec_error, failure, rollout, finding),
-        _scheduled(alive),
+        _ready(spec_error, applied.failure, rollout, finding),
+        _progressing(spec_error, applied.failure, rollout, finding),
+        _scheduled(alive, now),
         _model_ready(alive, finding),
+        _children_applied(spec_error, applied),
         _knobs_synced(knobs),
         _metrics_available(knobs),
+        _upgrade_available(applied),
     ]
     return found + (_tuned(service) if service and service.spec.tuning else [])
-
-
-def _rollout(deployment: Mapping[str, Any] | None) -> _Rollout | None:
-    if deployment is None:
-        return None
-    status, desired = deployment.get("status") or {}, int(deployment["spec"].get("replicas", 1))
-    updated, ready, total = (int(status.get(name) or 0) for name in ("updatedReplicas", "readyReplicas", "replicas"))
-    current = int(status.get("observedGeneration") or 0) >= int(deployment["metadata"].get("generation") or 0)
-    late = _deployment_condition(deployment, "Progressing").get("reason") == "ProgressDeadlineExceeded"
-    return _Rollout(desired, updated, ready, total, current, late)
-
-
-def _deployment_condition(deployment: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]:
-    conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
-    return next((condition for condition in conditions if condition["type"] == kind), {})
-
-
-def _refused_pods(deployment: Mapping[str, Any] | None) -> Finding | None:
-    """Return the finding that pods can't even be made: a quota, an admission policy, a missing service account."""
-    failure = _deployment_condition(deployment, "ReplicaFailure")
-    if failure.get("status") == "True":
-        return Finding(2, "PodsRefused", f"pods can't be made: {failure.get('message', '')}")
-    return None
 
 
 def _spec_valid(spec_error: str) -> Condition:
@@ -98,7 +62,7 @@ def _spec_valid(spec_error: str) -> Condition:
     return Condition("SpecValid", "True", "Valid", "every field can be used")
 
 
-def _ready(spec_error: str, failure: tuple[str, str] | None, rollout: _Rollout | None, finding: Finding | None) -> Condition:
+def _ready(spec_error: str, failure: Trouble | None, rollout: Rollout | None, finding: Finding | None) -> Condition:
     """Ready means: as many pods as wanted take requests under the spec as it is, and none of them falls over."""
     if spec_error:
         return Condition("Ready", "False", "InvalidSpec", "the spec can't be used, see SpecValid; pods stay as they were")
@@ -116,9 +80,7 @@ def _ready(spec_error: str, failure: tuple[str, str] | None, rollout: _Rollout |
     return Condition("Ready", "False", finding.reason if finding else "Starting", f"{counts}{_because(finding)}")
 
 
-def _progressing(
-    spec_error: str, failure: tuple[str, str] | None, rollout: _Rollout | None, finding: Finding | None
-) -> Condition:
+def _progressing(spec_error: str, failure: Trouble | None, rollout: Rollout | None, finding: Finding | None) -> Condition:
     if spec_error:
         return Condition("Progressing", "False", "InvalidSpec", "nothing is rolled out while the spec can't be used")
     if failure:
@@ -127,24 +89,46 @@ def _progressing(
         return Condition("Progressing", "True", "Creating", "the Deployment is being made")
     if rollout.complete:
         return Condition("Progressing", "False", "Complete", "all pods are as the spec says")
-    counts = f"{rollout.updated} of {rollout.desired} pods updated, {rollout.ready} ready"
-    if finding and (finding.crash or finding.reason in _BLOCKING):
+    stuck = rollout.is_stuck(finding)
+    counts = f"{rollout.counts}{rollout.consequence(stuck=stuck or rollout.late)}"
+    if finding and stuck:
         return Condition("Progressing", "False", "Blocked", f"{counts}; {finding.reason}: {finding.message}")
     if rollout.late:
-        return Condition(
-            "Progressing",
-            "False",
-            "DeadlineExceeded",
-            f"{counts}, no progress within the rollout's deadline{_because(finding)}",
-        )
-    return Condition("Progressing", "True", "RollingOut", f"{counts}{_because(finding)}")
+        message = f"{counts}; no progress within the rollout's deadline{_because(finding)}"
+        return Condition("Progressing", "False", "DeadlineExceeded", message)
+    reason = "RollingOut" if rollout.update else "Creating"
+    return Condition("Progressing", "True", reason, f"{counts}{_because(finding)}")
 
 
-def _scheduled(alive: Pods) -> Condition:
+def _children_applied(spec_error: str, applied: Applied) -> Condition:
+    """Say whether everything that the spec asks for is there, also what pods can do without; the worst first."""
+    if spec_error:
+        return Condition("ChildrenApplied", "Unknown", "InvalidSpec", "the spec can't be used, see SpecValid")
+    for trouble in [*([applied.failure] if applied.failure else []), *applied.troubles]:
+        return Condition("ChildrenApplied", "False", *trouble)
+    if applied.contested:
+        return Condition("ChildrenApplied", "False", "Contested", "; ".join(applied.contested))
+    if applied.missing:
+        text = f"the API server has no {', '.join(applied.missing)}: install what serves it, or take it out of the spec"
+        return Condition("ChildrenApplied", "False", "ApiMissing", text)
+    return Condition("ChildrenApplied", "True", "Applied", "every child is as the spec says")
+
+
+def _upgrade_available(applied: Applied) -> Condition:
+    """Say whether this version of the operator would start the pods in another way than they were."""
+    if not applied.held:
+        return Condition("UpgradeAvailable", "False", "UpToDate", "new pods are as this version of the operator makes them")
+    text = (
+        f"this version of the operator would start pods differently ({applied.held}); pods stay as they are until the spec"
+    )
+    return Condition("UpgradeAvailable", "True", "PodsKept", f"{text} changes or {UPGRADE} gets a new value")
+
+
+def _scheduled(alive: Pods, now: float) -> Condition:
     if not alive:
         return Condition("Scheduled", "Unknown", "NoPods", "there are no pods")
     # not the worst finding: one pod may crash while another finds no node
-    for finding in filter(None, map(diagnose, alive)):
+    for finding in filter(None, (diagnose(pod, now) for pod in alive)):
         if finding.reason == "Unschedulable":
             return Condition("Scheduled", "False", "Unschedulable", finding.message)
     if all(pod.get("spec", {}).get("nodeName") for pod in alive):

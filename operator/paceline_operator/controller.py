@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from paceline_operator.admin_client import AdminClient
-from paceline_operator.cluster import KINDS, Cluster
+from paceline_operator.api_kinds import KINDS
+from paceline_operator.cluster import Cluster
 from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.knob_sync import KnobState, KnobSync, PodKnobs, Target
 from paceline_operator.metrics import Metrics
@@ -49,6 +50,7 @@ class Controller:
         self._gap = asyncio.Event()
         self._complaint = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self.on_apis: Callable[[], Awaitable[None]] = _nothing  # called when the API server serves other kinds than before
 
     @property
     def known_services(self) -> int:
@@ -70,7 +72,8 @@ class Controller:
             await asyncio.sleep(_START_RETRY)
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
-        self._tasks = [asyncio.create_task(job) for job in [*jobs, self._watch_gaps(), self._verify_periodically()]]
+        jobs += [self._watch_gaps(), self._verify_periodically(), self._discover_periodically()]
+        self._tasks = [asyncio.create_task(job) for job in jobs]
 
     async def stop(self) -> None:
         """Stop the workers; a pass that is cut short is made again by the next operator."""
@@ -114,6 +117,8 @@ class Controller:
         elif result.target is not None:
             self._targets[key] = result.target
             self._look_at_pods(key, result.target)
+        if result.again is not None:
+            self._queue.add_later(key, result.again)
         return not result.retry
 
     def _look_at_pods(self, key: Key, target: Target) -> None:
@@ -154,9 +159,9 @@ class Controller:
     async def _relist(self) -> bool:
         """Make the store what the API server has now; return False if that didn't work."""
         try:
-            await self._cluster.discover()
+            await self._discover()
             for namespace in self._settings.watch_namespaces or (None,):
-                for kind in (KIND, *KINDS):
+                for kind in (KIND, *(kind for kind in KINDS if kind in self._cluster.apis)):
                     await self._relist_kind(kind, namespace)
         except (ApiUnavailable, ApiRefused) as error:
             if str(error) != self._complaint:  # told once, not every second
@@ -179,3 +184,26 @@ class Controller:
             for key in list(self._targets):
                 self._verify.add(key)
                 self._knob_queue.add(key)
+
+    async def _discover_periodically(self) -> None:
+        """See now and then whether a CRD has come or gone: watching CRDs would need rights on the whole cluster."""
+        while True:
+            await asyncio.sleep(self._settings.resync_interval)
+            try:
+                await self._discover()
+            except (ApiUnavailable, ApiRefused) as error:
+                logger.debug("the kinds can't be listed: %s", error)  # the watches tell of an outage
+
+    async def _discover(self) -> None:
+        """See which kinds the API server has; if that has changed, watch them and look at every service again."""
+        if not await self._cluster.discover() or not self._tasks:
+            return
+        logger.info("the API server serves other kinds now: %s", ", ".join(sorted(self._cluster.apis.versions)))
+        await self.on_apis()
+        self._gap.set()
+        for key in self._store:
+            self._queue.add(key)
+
+
+async def _nothing() -> None:
+    pass

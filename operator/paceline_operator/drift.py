@@ -11,7 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 from paceline_operator.names import APPLIED, KIND
 from paceline_operator.overlay import list_key
 
-__all__ = ["drift", "is_left_over", "is_owned_by", "project"]
+__all__ = ["difference", "drift", "is_left_over", "is_owned_by", "project"]
 
 _QUANTITIES = {"limits", "requests"}
 
@@ -25,7 +25,12 @@ def drift(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
     if (live.get("metadata", {}).get("annotations") or {}).get(APPLIED) != stamp:
         return f"metadata.annotations[{APPLIED}]"
     # a watch may show the same object in another API version than the one we apply
-    return _difference({key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live, "", "")
+    return difference({key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}, live)
+
+
+def difference(desired: Mapping[str, Any], live: Mapping[str, Any]) -> str | None:
+    """Return the path of the first field of `desired` that differs in `live`, None if all are there."""
+    return _difference(desired, live, "", "")
 
 
 def is_owned_by(live: Mapping[str, Any], uid: str) -> bool:

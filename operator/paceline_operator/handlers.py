@@ -6,27 +6,23 @@ operator and a steady service is never patched. Ordering, retries and progress a
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import kopf
+from kopf._cogs.clients import scanning  # kopf has no public way to look for resources again without watching CRDs
+from kopf._cogs.structs.references import Insights
+from kopf._core.reactor.observation import revise_resources
 from kubernetes import client
 
+from paceline_operator.api_kinds import WATCHED
 from paceline_operator.cluster import load_configuration
 from paceline_operator.controller import Controller
 from paceline_operator.names import GROUP, KIND, PLURAL, SERVICE_LABEL, VERSION
 
-__all__ = ["make_registry", "make_settings"]
+__all__ = ["make_registry", "make_settings", "watch_new_kinds"]
 
-# (group, plural) → kind of what is watched by our label
-_CHILDREN = {
-    ("apps", "deployments"): "Deployment",
-    ("", "services"): "Service",
-    ("", "configmaps"): "ConfigMap",
-    ("", "serviceaccounts"): "ServiceAccount",
-    ("", "pods"): "Pod",
-    ("policy", "poddisruptionbudgets"): "PodDisruptionBudget",
-}
-
+logger = logging.getLogger(__name__)
 
 # seconds between attempts: about a minute for a server that answers with errors; a connection that is refused is tried for
 # ever by the watches themselves
@@ -46,7 +42,7 @@ def make_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.process.ultimate_exiting_timeout = 15.0
-    for group, plural in _CHILDREN:
+    for group, plural in WATCHED:
         settings.watching.label_selectors[group, plural] = SERVICE_LABEL
     return settings
 
@@ -71,13 +67,22 @@ def make_registry(controller: Controller) -> kopf.OperatorRegistry:
     async def service_event(event: Any, **_: Any) -> None:
         controller.observe(KIND, event)
 
-    for (group, plural), kind in _CHILDREN.items():
+    for (group, plural), kind in WATCHED.items():
 
         @kopf.on.event(group, plural, registry=registry, param=kind, id=f"{plural}-event")
         async def child_event(event: Any, param: Any = None, **_: Any) -> None:
             controller.observe(param, event)
 
     return registry
+
+
+async def watch_new_kinds(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, insights: Insights) -> None:
+    """Make kopf watch what the API server serves now; what it watches already goes on."""
+    groups = {group for group, _ in WATCHED} | {GROUP}
+    found = await scanning.scan_resources(settings=settings, groups=groups, logger=logger)
+    async with insights.revised:
+        revise_resources(group=None, insights=insights, registry=registry, resources=found)
+        insights.revised.notify_all()
 
 
 def _connection(configuration: client.Configuration) -> kopf.ConnectionInfo:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from paceline_core.knobs import KNOBS, CostClass, knobs_to_wire
+from paceline_core.durations import format_duration, parse_duration
+from paceline_core.knobs import KNOBS, CostClass, KnobSpec, knobs_to_wire
 from paceline_operator.fields import wire_form
-from paceline_operator.names import RESTART_HASH, digest, labels
+from paceline_operator.names import RESTART_HASH, REVISION, digest, labels, selector
 from paceline_operator.overlay import overlay
 from paceline_operator.policy import PRODUCT_LABELS
 from paceline_operator.settings import Settings
 from paceline_operator.spec import Accelerator, EnvVar, InferenceService, Toleration
+from paceline_operator.spec_platform import Rollout
 
-__all__ = ["ADMIN_PORT", "CONTAINER", "HTTP_PORT", "pod_template", "restart_hash"]
+__all__ = ["ADMIN_PORT", "CONTAINER", "HTTP_PORT", "pod_template", "restart_hash", "revision_of"]
 
 CONTAINER = "runtime"
 HTTP_PORT = 8000
@@ -22,10 +25,11 @@ _CONFIG = "/etc/paceline"
 _SCRATCH = "/var/cache/paceline"
 _MODELS = "/mnt/models"
 _DRAIN_PROPAGATION = 5  # seconds in which endpoints forget a pod that goes
-_DRAIN_TIMEOUT = 30  # seconds for requests in flight to end
-_GRACE = _DRAIN_PROPAGATION + _DRAIN_TIMEOUT + 5
+_DRAIN_MARGIN = 5  # seconds that a process takes to end after the last request
+_SHARED_MEMORY = 1  # GiB of /dev/shm per device: what collective operations between processes use, 64 MiB is the default
 _USER = 10_001  # of the runtime image; also owns volumes, so that a read-only root is enough
 
+_SPREAD = ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
 _CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -42,7 +46,11 @@ _POD_SECURITY = {
 def restart_hash(service: InferenceService) -> str:
     """Return the hash of the knobs that only a new process can take over; it changes the template, so pods roll."""
     wire = knobs_to_wire(service.knobs)
-    return digest({spec.name: wire[spec.name] for spec in KNOBS if spec.cost is CostClass.RESTART})
+    return digest({spec.name: wire[spec.name] for spec in _restart_knobs()})
+
+
+def _restart_knobs() -> list[KnobSpec]:
+    return [spec for spec in KNOBS if spec.cost is CostClass.RESTART]
 
 
 def pod_template(service: InferenceService, settings: Settings, base: str) -> dict[str, Any]:
@@ -55,7 +63,14 @@ def pod_template(service: InferenceService, settings: Settings, base: str) -> di
     for kind in ("containers", "initContainers"):
         if isinstance(containers := template["spec"].get(kind), list):
             template["spec"][kind] = [_confined(container) for container in containers]
+    template["metadata"]["annotations"][REVISION] = revision_of(template)
     return template
+
+
+def revision_of(template: Mapping[str, Any]) -> str:
+    """Return the hash by which pods of this template are told from those of earlier ones; its own place doesn't count."""
+    rest = {name: value for name, value in template["metadata"]["annotations"].items() if name != REVISION}
+    return digest({**template, "metadata": {**template["metadata"], "annotations": rest}}, 10)
 
 
 def _confined(container: Any) -> Any:
@@ -73,14 +88,33 @@ def _pod_spec(service: InferenceService, settings: Settings, base: str) -> dict[
         "enableServiceLinks": False,
         "securityContext": _POD_SECURITY,
         "serviceAccountName": base,
-        "terminationGracePeriodSeconds": _GRACE,
+        "terminationGracePeriodSeconds": _DRAIN_PROPAGATION + math.ceil(_drain_timeout(service)) + _DRAIN_MARGIN,
+        "topologySpreadConstraints": [_spread(service, key) for key in _SPREAD],
         "volumes": _volumes(service, base),
     }
+    if spec.priority_class_name:
+        pod["priorityClassName"] = spec.priority_class_name
     if selector := _node_selector(spec.accelerator, spec.node_selector):
         pod["nodeSelector"] = selector
+    if settings.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
     if tolerations := _tolerations(spec.accelerator, spec.tolerations):
         pod["tolerations"] = tolerations
     return pod
+
+
+def _drain_timeout(service: InferenceService) -> float:
+    return parse_duration((service.spec.rollout or Rollout()).drain_timeout)
+
+
+def _spread(service: InferenceService, key: str) -> dict[str, Any]:
+    """Prefer other nodes and zones for further pods, and don't insist: a full node is better than no pod."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": key,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector(service.name)},
+    }
 
 
 def _container(service: InferenceService, settings: Settings) -> dict[str, Any]:
@@ -111,9 +145,12 @@ def _arguments(service: InferenceService) -> list[str]:
         arguments += [flag, str(value)] if value is not None else []
     for source in ("knobs", "tuned"):  # the later file wins: what the tuner found is on top of the spec
         arguments += ["--knobs-file", f"{_CONFIG}/{source}/knobs.json"]
+    # as flags, which win over files: a mounted file may be a minute old, and nothing but another process can change these
+    for spec in _restart_knobs():
+        arguments += ["--" + spec.attribute.replace("_", "-"), str(spec.to_wire(getattr(service.knobs, spec.attribute)))]
     arguments += ["--admin-token-file", f"{_CONFIG}/admin/token"]
-    drain = ["--drain-propagation", f"{_DRAIN_PROPAGATION}s", "--drain-timeout", f"{_DRAIN_TIMEOUT}s"]
-    return arguments + drain
+    drain = ["--drain-propagation", f"{_DRAIN_PROPAGATION}s"]
+    return arguments + drain + ["--drain-timeout", format_duration(_drain_timeout(service))]
 
 
 def _claim(uri: str) -> tuple[str, str] | None:
@@ -168,11 +205,20 @@ def _resources(service: InferenceService) -> dict[str, Any]:
     return {kind: values for kind, values in (("limits", limits), ("requests", requests)) if values}
 
 
+def _shared_memory(service: InferenceService) -> str | None:
+    """Return the size of /dev/shm, None for the container runtime's default."""
+    accelerator = service.spec.accelerator
+    default = f"{_SHARED_MEMORY * accelerator.count}Gi" if accelerator else None
+    return service.spec.shared_memory or default
+
+
 def _mounts(service: InferenceService) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": name, "mountPath": f"{_CONFIG}/{name}", "readOnly": True} for name in ("admin", "knobs", "tuned")
     ]
     mounts.append({"name": "scratch", "mountPath": _SCRATCH})
+    if _shared_memory(service):
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108  a mount point, not a file of ours
     if _claim(service.spec.model.uri):
         mounts.append({"name": "model", "mountPath": _MODELS, "readOnly": True})
     return mounts
@@ -185,6 +231,8 @@ def _volumes(service: InferenceService, base: str) -> list[dict[str, Any]]:
         {"name": "tuned", "configMap": {"name": f"{base}-tuned", "optional": True}},
         {"name": "scratch", "emptyDir": {}},
     ]
+    if size := _shared_memory(service):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if claim := _claim(service.spec.model.uri):
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "model", "persistentVolumeClaim": source})

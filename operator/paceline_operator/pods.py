@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from paceline_operator.names import RESTART_HASH
 from paceline_operator.pod import CONTAINER
+from paceline_operator.remedies import last_line, no_node, out_of_memory, short, start_failure
 
-__all__ = ["Finding", "Instance", "diagnose", "instances", "is_leaving", "is_mounting", "is_ready", "worst"]
+__all__ = ["Finding", "Instance", "diagnose", "instances", "is_leaving", "is_mounting", "is_ready", "steady_in", "worst"]
 
 _PULL = {
     "ErrImagePull",
@@ -21,7 +23,7 @@ _PULL = {
 }
 _CONFIG = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _START_FAILED = 2  # exit code of the runtime's own "error: …" line
-_LONGEST = 400  # characters of a message that fit a table and an event
+_STABLE = 120.0  # seconds that a container which fell over again and again must run before it counts as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +77,26 @@ def is_mounting(pod: Mapping[str, Any]) -> bool:
     return ((_runtime(pod) or {}).get("state") or {}).get("waiting", {}).get("reason") in {"ContainerCreating", *_CONFIG}
 
 
-def worst(pods: Iterable[Mapping[str, Any]]) -> Finding | None:
-    """Return the finding that somebody should look at first, None if every pod is ready."""
-    findings = [finding for pod in pods if (finding := diagnose(pod))]
+def worst(pods: Iterable[Mapping[str, Any]], now: float) -> Finding | None:
+    """Return the finding that somebody should look at first, None if every pod is well."""
+    findings = [finding for pod in pods if (finding := diagnose(pod, now))]
     return min(findings, key=lambda finding: finding.rank, default=None)
 
 
-def diagnose(pod: Mapping[str, Any]) -> Finding | None:
-    """Return why a pod isn't ready, None if it is or if it is going."""
+def diagnose(pod: Mapping[str, Any], now: float) -> Finding | None:
+    """Return why a pod isn't ready or won't stay so, None if it is well or is going. `now` is in seconds since 1970."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
-    if "deletionTimestamp" in pod["metadata"] or is_ready(pod):
+    if "deletionTimestamp" in pod["metadata"]:
         return None
+    if is_ready(pod):
+        return _relapse(pod) if steady_in([pod], now) else None
     if status.get("phase") == "Failed":
-        return Finding(
-            1, status.get("reason") or "Failed", f"{name}: {_short(status.get('message') or 'the pod failed')}", True
-        )
+        text = short(status.get("message") or "the pod failed")
+        return Finding(1, status.get("reason") or "Failed", f"{name}: {text}", True)
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return Finding(3, "Unschedulable", f"{name}: {_short(scheduled.get('message') or 'no node fits')}")
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
+        return Finding(3, "Unschedulable", f"{name}: {no_node(pod, scheduled.get('message') or 'no node fits')}")
+    for container in _containers(pod):
         if finding := _container_finding(pod, container):
             return finding
     if not status.get("containerStatuses"):
@@ -101,10 +104,36 @@ def diagnose(pod: Mapping[str, Any]) -> Finding | None:
     return Finding(5, "Loading", f"{name}: runs and waits for /health/ready")
 
 
+def steady_in(pods: Iterable[Mapping[str, Any]], now: float) -> float:
+    """Return the seconds until the last container that fell over at least twice has run long enough to count as well
+    again: between two falls it looks healthy."""
+    ends = [_fell_at(c) + _STABLE for pod in pods for c in _containers(pod) if int(c.get("restartCount") or 0) > 1]
+    return max(0.0, max(ends, default=now) - now)
+
+
+def _fell_at(container: Mapping[str, Any]) -> float:
+    """Return when a container fell over last, in seconds since 1970 (0: never, or it ended well)."""
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    if not (ended.get("finishedAt") and (ended.get("exitCode") or ended.get("reason") == "OOMKilled")):
+        return 0.0
+    return datetime.fromisoformat(str(ended["finishedAt"])).timestamp()
+
+
+def _relapse(pod: Mapping[str, Any]) -> Finding | None:
+    """Return the crash that a pod which is ready right now comes from."""
+    crashes = (_container_finding(pod, container) for container in _containers(pod))
+    return next((finding for finding in crashes if finding and finding.crash), None)
+
+
+def _containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
 def _container_finding(pod: Mapping[str, Any], container: Mapping[str, Any]) -> Finding | None:
     name, state = pod["metadata"]["name"], container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated")
-    reason, message = waiting.get("reason", ""), _short(waiting.get("message") or "")
+    reason, message = waiting.get("reason", ""), short(waiting.get("message") or "")
     if reason in _PULL:
         return Finding(2, "ImagePull", f"{name}: {reason}: {message or container.get('image', '')}")
     if reason in _CONFIG:
@@ -119,30 +148,17 @@ def _container_finding(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
 
 
 def _crash_finding(pod: Mapping[str, Any], container: Mapping[str, Any], crash: Mapping[str, Any]) -> Finding:
-    name, code = pod["metadata"]["name"], crash.get("exitCode")
+    name, code, message = pod["metadata"]["name"], crash.get("exitCode"), crash.get("message") or ""
     if crash.get("reason") == "OOMKilled":
-        limit = _memory_limit(pod, container["name"])
-        remedy = "raise spec.resources.limits.memory, or lower batching.kvMemoryFraction or model.maxModelLen"
-        return Finding(1, "OutOfMemory", f"{name}: killed at its memory limit of {limit}: {remedy}", True)
-    line = _last_line(crash.get("message") or "")
-    if code == _START_FAILED and line:
-        return Finding(1, "StartFailed", f"{name}: {line}", True)
+        return Finding(1, "OutOfMemory", f"{name}: {out_of_memory(pod, container['name'], message)}", True)
+    line = last_line(message)
+    if code == _START_FAILED and message.strip():
+        reason, words = start_failure(line)
+        return Finding(1, reason, f"{name}: {words}", True)
     what = f"exit code {code}" + (f" ({crash['reason']})" if crash.get("reason") not in (None, "Error") else "")
     return Finding(
         1, "Crashed", f"{name}: {container['name']} ended with {what}, restarted {_times(container)}: {line}", True
     )
-
-
-def _last_line(text: str) -> str:
-    """Return the line that says why: the last `error:` line, else the last line that says anything."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error:")]
-    return _short((errors or lines or ["it left no message"])[-1])
-
-
-def _memory_limit(pod: Mapping[str, Any], name: str) -> str:
-    containers = {container["name"]: container for container in pod["spec"]["containers"]}
-    return str(((containers.get(name, {}).get("resources") or {}).get("limits") or {}).get("memory", "the node"))
 
 
 def _times(container: Mapping[str, Any]) -> str:
@@ -158,8 +174,3 @@ def _runtime(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     conditions = pod.get("status", {}).get("conditions") or []
     return next((condition for condition in conditions if condition["type"] == kind), {})
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -6,38 +6,40 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from time import time
 
 from paceline_core.knobs import knobs_to_wire
+from paceline_operator.applier import Applier
+from paceline_operator.children import Manifest
 from paceline_operator.cluster import Cluster
-from paceline_operator.drift import drift, is_left_over, is_owned_by, project
+from paceline_operator.drift import is_owned_by
 from paceline_operator.effective import Effective, effective, read_override, tuned_name
-from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject, SpecError
+from paceline_operator.errors import ApiRefused, ApiUnavailable, SpecError
 from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import PodKnobs, Target, states
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, admin_token, digest
-from paceline_operator.pod import restart_hash
-from paceline_operator.pods import instances, is_mounting
+from paceline_operator.names import KIND, admin_token, digest
+from paceline_operator.outcome import Applied
+from paceline_operator.pods import instances, steady_in
 from paceline_operator.policy import check_policy
-from paceline_operator.render import Manifest, render
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService, parse_service
-from paceline_operator.status import Observation, merge_patch, status_of
+from paceline_operator.status import Observation, TuningStatus, merge_patch, status_of
 from paceline_operator.store import Key, Store
 
 __all__ = ["Pass", "Reconciler"]
 
 logger = logging.getLogger(__name__)
-_SECRET_RETRY = 30.0  # seconds between two looks at a Secret that pods may be waiting for
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Outcome of a pass: the knobs that pods shall have (None: leave them), and whether something is to be tried again."""
+    """Outcome of a pass: the knobs that pods shall have (None: leave them), whether something failed and is to be tried
+    again, and in how many seconds it is worth a look otherwise."""
 
     target: Target | None = None
     retry: bool = False
+    again: float | None = None
 
 
 @dataclass(slots=True)
@@ -49,26 +51,32 @@ class Reconciler:
     store: Store
     metrics: Metrics
     clock: Callable[[], float]
-    # the server's own form of what we applied, where it writes things in another way, by service and kind: (stamp, fields)
-    _accepted: dict[tuple[Key, str], tuple[str, Any]] = field(default_factory=dict)
-    _secrets: dict[Key, float] = field(default_factory=dict)
+    tuning: Callable[[Key], TuningStatus | None] = lambda _: None
+    applier: Applier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.applier = Applier(self.settings, self.cluster, self.store, self.metrics, self.clock)
 
     async def reconcile(self, key: Key, knobs: Mapping[str, PodKnobs]) -> Pass:
         """Do one pass. Raises `ApiUnavailable` if the API server can't be reached: nothing is known then."""
         body = self.store.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
-            self._forget(key)  # owner references delete the children
+            self.applier.forget(key)  # owner references delete the children
             return Pass()
         try:
             service = parse_service(body)
             check_policy(service, self.settings)
         except SpecError as error:
-            await self._report(key, body, None, str(error), None, knobs)
+            await self._report(key, body, knobs, spec_error=str(error))
             return Pass()
         found = await self._effective(key, service)
-        failure = await self._apply_all(key, service)
-        await self._report(key, body, service, "", failure, knobs, found)
-        return Pass(None if failure else self._target(service, found), retry=failure is not None)
+        applied = await self.applier.apply(key, service, body["metadata"].get("annotations") or {})
+        target = self._target(service, found, applied)
+        await self._report(key, body, knobs, service=service, found=found, applied=applied, target=target)
+        failed = applied.failure is not None
+        calm = steady_in(self.store.all(key, "Pod"), time())
+        waits = [seconds for seconds in (applied.again, calm or None) if seconds is not None]
+        return Pass(None if failed else target, retry=failed or bool(applied.troubles), again=min(waits, default=None))
 
     async def _effective(self, key: Key, service: InferenceService) -> Effective:
         """Return the knobs in force. An override that isn't any more is emptied, so that no pod reads it and an edit that
@@ -86,102 +94,27 @@ class Reconciler:
                 self.store.put("ConfigMap", emptied)
         return found
 
-    def _target(self, service: InferenceService, found: Effective) -> Target:
+    def _target(self, service: InferenceService, found: Effective, applied: Applied) -> Target:
         wire = knobs_to_wire(found.knobs)
-        return Target(wire, digest(wire), restart_hash(service), admin_token(self.settings.operator_key, service.uid))
-
-    def _forget(self, key: Key) -> None:
-        self._secrets.pop(key, None)
-        for known in [known for known in self._accepted if known[0] == key]:
-            del self._accepted[known]
-
-    async def _apply_all(self, key: Key, service: InferenceService) -> tuple[str, str] | None:
-        """Apply what differs; return reason and message if a child can't be applied."""
-        secret, *children = render(service, self.settings, pdb_version=self.cluster.pdb_version)
-        try:
-            # all looks come before the first write, so that a name that is taken leaves nothing half-made
-            live = [await self._look(key, service, child) for child in children]
-            await self._ensure_secret(key, secret, live[-1])
-            for child, found in zip(children, live, strict=True):
-                await self._ensure(key, child, found)
-        except ForeignObject as error:
-            return error.reason, str(error)
-        except ApiRefused as error:
-            return "Forbidden" if error.status == 403 else "Rejected", str(error)
-        return None
-
-    async def _look(self, key: Key, service: InferenceService, child: Manifest) -> Manifest | None:
-        """Return the live child. Raises `ForeignObject` if somebody else has it."""
-        kind, name = child["kind"], child["metadata"]["name"]
-        live = self.store.get(key, kind, name)
-        if live is None or not is_owned_by(live, service.uid):
-            # objects without our label aren't watched, and what is watched may be a moment old
-            live = await self.cluster.get(kind, service.namespace, name)
-            if live is not None:
-                self.store.put(kind, live)
-        if live is not None and not is_owned_by(live, service.uid):
-            raise _foreign(live, service)
-        if live is not None and "deletionTimestamp" in live["metadata"]:
-            raise ApiUnavailable(f"{kind} {name} is being deleted")
-        return live
-
-    async def _ensure_secret(self, key: Key, secret: Manifest, deployment: Manifest | None) -> None:
-        """Apply the Secret unless the Deployment says that it was; again if pods seem to wait for it."""
-        stamp = secret["metadata"]["annotations"][APPLIED]
-        known = deployment is not None and deployment["metadata"].get("annotations", {}).get(ADMIN_STAMP) == stamp
-        waiting = any(is_mounting(pod) for pod in self.store.all(key, "Pod"))
-        recent = self.clock() - self._secrets.get(key, -_SECRET_RETRY) < _SECRET_RETRY
-        if known and not (waiting and not recent):
-            return
-        try:
-            await self.cluster.apply(secret)
-        except ApiRefused as error:
-            if error.status != 422:
-                raise
-            name = secret["metadata"]["name"]
-            raise ForeignObject(f"a Secret called {name} exists and isn't this service's: delete it ({error})") from error
-        self._secrets[key] = self.clock()
-
-    async def _ensure(self, key: Key, child: Manifest, live: Manifest | None) -> None:
-        kind, meta = child["kind"], child["metadata"]
-        stamp = meta["annotations"][APPLIED]
-        if live is not None:
-            difference = self._difference(key, child, live)
-            if difference is None:
-                return
-            if (live["metadata"].get("annotations") or {}).get(APPLIED) == stamp:
-                logger.info("%s %s/%s: somebody changed %s, set back", kind, key.namespace, meta["name"], difference)
-                self.metrics.drift_corrected.labels(kind).inc()
-        applied = await self.cluster.apply(child)
-        self.store.put(kind, applied)
-        if drift(child, applied) is not None:
-            self._accepted[key, kind] = (stamp, project(child, applied))
-
-    def _difference(self, key: Key, child: Manifest, live: Manifest) -> str | None:
-        """Return where `live` differs from what we applied, in our words or in the server's."""
-        found = drift(child, live)
-        if found and self._accepted.get((key, child["kind"])) == (
-            child["metadata"]["annotations"][APPLIED],
-            project(child, live),
-        ):
-            return None
-        return found
+        return Target(wire, digest(wire), applied.restart_hash, admin_token(self.settings.operator_key, service.uid))
 
     async def _report(
         self,
         key: Key,
         body: Manifest,
-        service: InferenceService | None,
-        error: str,
-        failure: tuple[str, str] | None,
         knobs: Mapping[str, PodKnobs],
+        *,
+        service: InferenceService | None = None,
         found: Effective | None = None,
+        applied: Applied | None = None,
+        target: Target | None = None,
+        spec_error: str = "",
     ) -> None:
         """Write the status if it changed, and an event for each decision in it."""
         pods = self.store.all(key, "Pod")
         running = instances(pods)
-        if service is not None and found is not None:
-            told = states(self._target(service, found), running, knobs)
+        if target is not None:
+            told = states(target, running, knobs)
         else:  # nobody asks for anything else
             told = {pod.name: knobs[pod.name] for pod in running if pod.name in knobs}
         deployments = self.store.all(key, "Deployment")
@@ -190,11 +123,12 @@ class Reconciler:
             service=service,
             effective=found,
             now=now(),
-            spec_error=error,
-            failure=failure,
+            spec_error=spec_error,
+            applied=applied or Applied(),
             deployment=next((d for d in deployments if is_owned_by(d, body["metadata"]["uid"])), None),
             pods=pods,
             knobs=told,
+            tuning=self.tuning(key),
         )
         old, new = body.get("status") or {}, status_of(seen)
         patch = merge_patch(old, new)
@@ -214,15 +148,6 @@ class Reconciler:
             await self.cluster.create_event(event)
         except (ApiRefused, ApiUnavailable) as error:  # a namespace that is going takes none
             logger.warning("an event couldn't be recorded: %s", error)
-
-
-def _foreign(live: Manifest, service: InferenceService) -> ForeignObject:
-    what = f"{live['kind']} called {live['metadata']['name']}"
-    if is_left_over(live, service.name, service.uid):
-        text = f"waits until the {what} has been deleted together with the earlier {KIND} that it belongs to"
-        return ForeignObject(text, reason="Replacing")
-    remedy = "delete or rename it, or rename the InferenceService"
-    return ForeignObject(f"a {what} exists and isn't this service's: {remedy}")
 
 
 def now() -> str:

@@ -4,51 +4,78 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from typing import Any
+from collections.abc import Iterator
 
+from paceline_core.durations import parse_duration
 from paceline_core.knobs import knobs_to_wire
+from paceline_operator.api_kinds import Apis
+from paceline_operator.children import Manifest, child_of, stamped
+from paceline_operator.children_monitoring import monitoring_children
+from paceline_operator.children_network import network_children, service_content
+from paceline_operator.children_scaling import disruption_budget, scaling_children
 from paceline_operator.effective import KNOBS_FILE, spec_hash
-from paceline_operator.names import (
-    ADMIN_STAMP,
-    APPLIED,
-    GROUP,
-    KIND,
-    VERSION,
-    admin_token,
-    base_name,
-    digest,
-    labels,
-    selector,
-)
+from paceline_operator.names import ADMIN_STAMP, APPLIED, GROUP, admin_token, base_name, selector
 from paceline_operator.pod import HTTP_PORT, pod_template
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
+from paceline_operator.spec_platform import Rollout
+from paceline_operator.upgrade import notes
 
-__all__ = ["Manifest", "knobs_document", "owner_reference", "render", "service_url"]
+__all__ = ["knobs_document", "missing_kinds", "render", "service_url"]
 
-Manifest = dict[str, Any]
 # a Secret's type can't be changed, so applying ours onto somebody else's Secret of that name fails without our reading it
 SECRET_TYPE = f"{GROUP}/admin-token"
-_PROGRESS_DEADLINE = 3600  # seconds until a rollout counts as stuck: loading a large model is no failure
+_MIN_READY = 5  # seconds that a new pod must stay ready before an old one goes: one that falls over at once stops a rollout
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _HISTORY = 3  # old ReplicaSets kept for a rollback
 
 
-def render(service: InferenceService, settings: Settings, *, pdb_version: str) -> tuple[Manifest, ...]:
-    """Return the service's children in the order in which they have to exist. `pdb_version` is what the server serves.
+def render(service: InferenceService, settings: Settings, apis: Apis, *, upgrade: str = "") -> tuple[Manifest, ...]:
+    """Return the service's children in the order in which they have to exist; those that the server doesn't have are left
+    out. `upgrade` is the value of the service's upgrade annotation.
 
     Each is a whole apply configuration: a field that is left out here is given up.
     """
-    base = base_name(service.name)
-    secret = _stamped(_object(service, "v1", "Secret", f"{base}-admin", _secret(service, settings)))
-    deployment = _object(service, "apps/v1", "Deployment", base, {"spec": _deployment(service, settings, base)})
-    others = (
-        _object(service, "v1", "ServiceAccount", base, {"automountServiceAccountToken": False}),
-        _object(service, "v1", "ConfigMap", f"{base}-knobs", {"data": {KNOBS_FILE: knobs_document(service)}}),
-        _object(service, "v1", "Service", base, {"spec": _service(service)}),
-        _object(service, pdb_version, "PodDisruptionBudget", base, {"spec": _disruption_budget(service)}),
-    )
-    applied = {ADMIN_STAMP: secret["metadata"]["annotations"][APPLIED]}
-    return (secret, *(_stamped(child) for child in others), _stamped(deployment, applied))
+    secret = stamped(child_of(service, "v1", "Secret", _secret(service, settings), "-admin"))
+    knobs = {"data": {KNOBS_FILE: knobs_document(service)}}
+    others = [
+        child_of(service, "v1", "ServiceAccount", {"automountServiceAccountToken": False}),
+        child_of(service, "v1", "ConfigMap", knobs, "-knobs"),
+        child_of(service, "v1", "Service", service_content(service)),
+    ]
+    for kind, content in _wanted(service, settings, apis):
+        if kind in apis:
+            others.append(_labelled(child_of(service, apis[kind], kind, content), service))
+    deployment = _labelled(child_of(service, "apps/v1", "Deployment", _deployment(service, settings)), service)
+    marks = {ADMIN_STAMP: secret["metadata"]["annotations"][APPLIED]}
+    marks |= notes(service, deployment["spec"]["template"], upgrade)
+    return (secret, *map(stamped, others), stamped(deployment, marks))
+
+
+def missing_kinds(service: InferenceService, settings: Settings, apis: Apis) -> list[str]:
+    """Return the kinds that the spec asks for and the server doesn't have."""
+    asked = {kind for kind, _ in _wanted(service, settings, apis)} - {"PodDisruptionBudget", "NetworkPolicy"}
+    return sorted(kind for kind in asked if kind not in apis)
+
+
+def _wanted(service: InferenceService, settings: Settings, apis: Apis) -> Iterator[tuple[str, Manifest]]:
+    """Yield kind and content of the children that depend on spec and server."""
+    yield "PodDisruptionBudget", disruption_budget(service)
+    yield from network_children(service, settings, apis)
+    yield from scaling_children(service)
+    yield from monitoring_children(service)
+
+
+def _labelled(child: Manifest, service: InferenceService) -> Manifest:
+    """Return a child with the labels that its kind may be selected by: Kueue's queue, a Prometheus's selector."""
+    monitoring = service.spec.monitoring
+    labels = {}
+    if child["kind"] == "Deployment" and service.spec.queue_name:
+        labels = {_QUEUE_LABEL: service.spec.queue_name}
+    elif child["kind"] in ("PodMonitor", "PrometheusRule") and monitoring:
+        labels = dict(monitoring.labels or {})
+    meta = child["metadata"]
+    return child | {"metadata": meta | {"labels": labels | meta["labels"]}}
 
 
 def knobs_document(service: InferenceService) -> str:
@@ -65,58 +92,23 @@ def service_url(service: InferenceService) -> str:
     return f"http://{base_name(service.name)}.{service.namespace}.svc:{HTTP_PORT}"
 
 
-def owner_reference(service: InferenceService) -> Manifest:
-    """Return the reference by which the cluster deletes a child together with its service."""
-    return {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "name": service.name,
-        "uid": service.uid,
-        "controller": True,
-        "blockOwnerDeletion": False,  # true would need the right to set finalizers on the service
-    }
-
-
-def _object(service: InferenceService, version: str, kind: str, name: str, content: Manifest) -> Manifest:
-    metadata = {
-        "name": name,
-        "namespace": service.namespace,
-        "labels": labels(service.name),
-        "ownerReferences": [owner_reference(service)],
-    }
-    return {"apiVersion": version, "kind": kind, "metadata": metadata} | content
-
-
-def _stamped(child: Manifest, annotations: Manifest | None = None) -> Manifest:
-    """Return a child with its own hash: one whose stamp differs is out of date even if all our fields are there."""
-    annotated = {APPLIED: digest(child), **(annotations or {})}
-    return child | {"metadata": child["metadata"] | {"annotations": annotated}}
-
-
 def _secret(service: InferenceService, settings: Settings) -> Manifest:
     token = admin_token(settings.operator_key, service.uid)
     return {"type": SECRET_TYPE, "data": {"token": b64encode(token.encode()).decode()}}
 
 
-def _service(service: InferenceService) -> Manifest:
-    port = {"name": "http", "port": HTTP_PORT, "protocol": "TCP", "targetPort": "http"}
-    return {"type": "ClusterIP", "selector": selector(service.name), "ports": [port]}
-
-
-def _disruption_budget(service: InferenceService) -> Manifest:
-    """Return a budget of one pod at a time: a drain of nodes never takes a service down, and never hangs for good."""
-    return {"maxUnavailable": 1, "selector": {"matchLabels": selector(service.name)}}
-
-
-def _deployment(service: InferenceService, settings: Settings, base: str) -> Manifest:
-    return {
+def _deployment(service: InferenceService, settings: Settings) -> Manifest:
+    rollout = service.spec.rollout or Rollout()
+    spec = {
         "replicas": service.spec.replicas,
         "revisionHistoryLimit": _HISTORY,
-        "progressDeadlineSeconds": _PROGRESS_DEADLINE,
+        "progressDeadlineSeconds": int(parse_duration(rollout.progress_deadline)),
+        "minReadySeconds": _MIN_READY,
         "selector": {"matchLabels": selector(service.name)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling_update(service)},
-        "template": pod_template(service, settings, base),
+        "template": pod_template(service, settings, base_name(service.name)),
     }
+    return {"spec": spec}
 
 
 def _rolling_update(service: InferenceService) -> Manifest:

@@ -77,6 +77,9 @@ class Settings:
     watch_namespaces: tuple[str, ...] = _variable(
         "PACELINE_WATCH_NAMESPACES", _words, (), "namespaces to serve, separated by commas; empty: all"
     )
+    operator_namespace: str = _variable(
+        "PACELINE_OPERATOR_NAMESPACE", str, "", "namespace of the operator's own pods; empty: no NetworkPolicies are made"
+    )
     allowed_model_schemes: tuple[str, ...] = _variable(
         "PACELINE_ALLOWED_MODEL_SCHEMES", _words, ("hf", "pkg", "pvc"), "schemes that spec.model.uri may have"
     )

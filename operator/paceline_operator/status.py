@@ -7,17 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from paceline_core.knobs import KNOBS, knobs_to_wire
 from paceline_operator.conditions import Condition, conditions_of
 from paceline_operator.effective import Effective, effective
-from paceline_operator.knob_sync import PodKnobs
+from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.names import selector
+from paceline_operator.outcome import Applied
 from paceline_operator.render import service_url
 from paceline_operator.spec import InferenceService
 
-__all__ = ["Observation", "merge_patch", "status_of"]
+__all__ = ["Observation", "TuningStatus", "merge_patch", "status_of"]
+
+_MOST_PODS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TuningStatus:
+    """What the tuner says of a service: the content of status.tuning, and conditions, which replace those of their type."""
+
+    content: Any
+    conditions: tuple[Condition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +37,8 @@ class Observation:
     """Everything that the status is made of.
 
     `service` is None if the spec can't be used; `spec_error` says why then. `effective` are the knobs in force (None: those
-    of the service). `failure` is a child that can't be applied:
-    a reason in one word and a message. `knobs` is the knob state by pod name. `now` is an RFC 3339 time.
+    of the service). `applied` is what came of applying the children. `knobs` is the knob state by pod name, `tuning` what
+    the tuner says (None: nothing). `now` is an RFC 3339 time.
     """
 
     body: Mapping[str, Any]
@@ -34,10 +46,11 @@ class Observation:
     now: str
     effective: Effective | None = None
     spec_error: str = ""
-    failure: tuple[str, str] | None = None
+    applied: Applied = field(default_factory=Applied)
     deployment: Mapping[str, Any] | None = None
     pods: Sequence[Mapping[str, Any]] = ()
     knobs: Mapping[str, PodKnobs] = field(default_factory=dict)
+    tuning: TuningStatus | None = None
 
 
 def status_of(seen: Observation) -> dict[str, Any]:
@@ -45,18 +58,35 @@ def status_of(seen: Observation) -> dict[str, Any]:
     meta, old = seen.body["metadata"], seen.body.get("status") or {}
     generation = int(meta.get("generation", 0))
     deployed = (seen.deployment or {}).get("status") or {}
-    found = conditions_of(
-        seen.service, seen.spec_error, seen.failure, deployment=seen.deployment, pods=seen.pods, knobs=seen.knobs
-    )
+    found = _conditions(seen)
     status: dict[str, Any] = {
         "observedGeneration": generation,
         "replicas": int(deployed.get("replicas") or 0),
         "readyReplicas": int(deployed.get("readyReplicas") or 0),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector(meta["name"]).items())),
         "conditions": [_dated(condition, old, generation, seen.now) for condition in found],
-        "pods": {name: _pod(state) for name, state in sorted(seen.knobs.items())},
+        "pods": _pods(seen.knobs),
+        "podCount": len(seen.knobs),
     }
-    return status | (_of_spec(seen.service, seen.effective or effective(seen.service, None)) if seen.service else _kept(old))
+    if seen.service is None:
+        return status | _kept(old)
+    status |= _of_spec(seen.service, seen.effective or effective(seen.service, None))
+    return status | ({"tuning": seen.tuning.content} if seen.tuning else {})
+
+
+def _conditions(seen: Observation) -> list[Condition]:
+    """Return all conditions; what the tuner says of an aspect is said instead of what is known without it."""
+    found = conditions_of(
+        seen.service,
+        seen.spec_error,
+        seen.applied,
+        deployment=seen.deployment,
+        pods=seen.pods,
+        knobs=seen.knobs,
+        now=datetime.fromisoformat(seen.now).timestamp(),
+    )
+    told = seen.tuning.conditions if seen.tuning else ()
+    return list({condition.type: condition for condition in (*found, *told)}.values())
 
 
 def _of_spec(service: InferenceService, found: Effective) -> dict[str, Any]:
@@ -89,6 +119,12 @@ def _slo_text(service: InferenceService) -> str:
     slo = service.slo
     parts = [f"{name} {value}" for name, value in (("ttft", slo.ttft), ("tpot", slo.tpot)) if value]
     return f"{', '.join(parts)} p{slo.percentile}" if parts else "none"
+
+
+def _pods(knobs: Mapping[str, PodKnobs]) -> dict[str, Any]:
+    """Return the knob state by pod, of so many pods that a status stays small; those with trouble first."""
+    order = sorted(knobs, key=lambda name: (knobs[name].state is KnobState.SYNCED, name))
+    return {name: _pod(knobs[name]) for name in sorted(order[:_MOST_PODS])}
 
 
 def _pod(knobs: PodKnobs) -> dict[str, Any]:

@@ -3,8 +3,11 @@
 import copy
 import itertools
 
+from paceline_operator.api_kinds import OPTIONAL, Apis
 from paceline_operator.errors import ApiUnavailable
 from paceline_operator.overlay import overlay
+
+ALL_APIS = Apis.of({kind.api_version(kind.versions[0]): {kind.plural} for kind in OPTIONAL.values()})
 
 
 class FakeCluster:
@@ -17,7 +20,7 @@ class FakeCluster:
         self.refuse = {}
         self.outages = 0
         self.normalise = lambda item: item
-        self.pdb_version = "policy/v1"
+        self.apis = ALL_APIS
         self._versions = itertools.count(100)
 
     def add(self, item):
@@ -29,6 +32,7 @@ class FakeCluster:
         if self.outages:
             self.outages -= 1
             raise ApiUnavailable("away")
+        return False
 
     async def services(self, namespace):
         return await self.children("InferenceService", namespace)
@@ -48,6 +52,17 @@ class FakeCluster:
             raise ApiUnavailable(f"{name} has changed meanwhile")
         self.calls.append(("merge", kind))
         return self.add(overlay(live, patch))
+
+    async def create(self, child):
+        kind, name = child["kind"], child["metadata"]["name"]
+        if (kind, name) in self.objects:
+            self.calls.append(("create", kind))
+            return None
+        return await self.apply(child)
+
+    async def delete(self, live):
+        self.calls.append(("delete", live["kind"]))
+        self.objects.pop((live["kind"], live["metadata"]["name"]), None)
 
     async def apply(self, child, manager="paceline-operator"):
         kind, name = child["kind"], child["metadata"]["name"]

@@ -1,6 +1,6 @@
 """Pods and Deployments in the states that a kubelet and a controller leave them in."""
 
-from paceline_operator.names import RESTART_HASH, SERVICE_LABEL
+from paceline_operator.names import RESTART_HASH, REVISION, SERVICE_LABEL
 
 
 def pod(
@@ -44,7 +44,7 @@ def unschedulable(message):
     return pod(node=None, conditions=[scheduled], phase="Pending")
 
 
-def deployment(*, replicas=1, ready=0, updated=None, total=None, seen=True, uid="uid-1"):
+def deployment(*, replicas=1, ready=0, updated=None, total=None, seen=True, uid="uid-1", revision=1, surge=1, template=None):
     updated = replicas if updated is None else updated
     status = {
         "observedGeneration": 1 if seen else 0,
@@ -57,8 +57,13 @@ def deployment(*, replicas=1, ready=0, updated=None, total=None, seen=True, uid=
             "name": "chat",
             "namespace": "team-a",
             "generation": 1,
+            "annotations": {"deployment.kubernetes.io/revision": str(revision)},
             "ownerReferences": [{"uid": uid, "controller": True}],
         },
-        "spec": {"replicas": replicas},
+        "spec": {
+            "replicas": replicas,
+            "strategy": {"rollingUpdate": {"maxSurge": surge}},
+            "template": {"metadata": {"annotations": {REVISION: template}}} if template else {},
+        },
         "status": status | ({"readyReplicas": ready} if ready else {}),
     }

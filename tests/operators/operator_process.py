@@ -18,7 +18,7 @@ from kubernetes import client, config
 from operator_kit import KEY
 
 GROUP, VERSION, PLURAL = "paceline.io", "v1alpha1", "inferenceservices"
-CHILDREN = ["ServiceAccount", "Secret", "ConfigMap", "Service", "PodDisruptionBudget", "Deployment"]
+CHILDREN = ["ServiceAccount", "Secret", "ConfigMap", "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment"]
 CRD = Path(__file__).parents[2] / "crds" / f"{PLURAL}.{GROUP}.yaml"
 _READERS = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
@@ -26,6 +26,7 @@ _READERS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Service": ("/api/v1", "services"),
     "Deployment": ("/apis/apps/v1", "deployments"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Pod": ("/api/v1", "pods"),
     "Event": ("/api/v1", "events"),
     "InferenceService": (f"/apis/{GROUP}/{VERSION}", PLURAL),
@@ -153,6 +154,7 @@ class Operator:
             "PACELINE_METRICS_PORT": str(self.metrics_port),
             "PACELINE_METRICS_HOST": "127.0.0.1",
             "PACELINE_RESYNC_INTERVAL": "5",
+            "PACELINE_OPERATOR_NAMESPACE": "paceline-system",
             **environment,
         }
         self._log = log
@@ -182,19 +184,21 @@ class Operator:
     def running(self):
         return self._process.poll() is None
 
-    def calls(self):
-        """Return the calls to the API server so far, by verb."""
+    def calls(self, kind=""):
+        """Return the calls to the API server so far, by verb; of one kind or of all."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
             text = answer.read().decode()
         found = {}
-        for verb, value in re.findall(r'^paceline_operator_api_calls_total\{.*verb="(\w+)"\} (\S+)$', text, re.MULTILINE):
-            found[verb] = found.get(verb, 0) + float(value)
+        pattern = r'^paceline_operator_api_calls_total\{.*kind="(\w+)",verb="(\w+)"\} (\S+)$'
+        for of, verb, value in re.findall(pattern, text, re.MULTILINE):
+            if kind in ("", of):
+                found[verb] = found.get(verb, 0) + float(value)
         return found
 
     def ready(self):
         """Wait until it has listed everything."""
         with contextlib.suppress(OSError):
-            return self.calls().get("GET", 0) >= 8
+            return self.calls("Pod").get("GET", 0) >= 1  # the last kind that it lists
         return False
 
 

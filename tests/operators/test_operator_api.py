@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 from kubernetes import client
+from operator_fakes import ALL_APIS
 from operator_kit import service, settings
 
 from paceline_operator import cluster as cluster_module
@@ -31,7 +32,7 @@ class Script(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
-    do_GET = do_PATCH = do_POST = _serve
+    do_GET = do_PATCH = do_POST = do_DELETE = _serve
 
     def log_message(self, *args):
         pass
@@ -66,7 +67,7 @@ def api(server, metrics, monkeypatch):
 
 
 def child(kind="Deployment"):
-    return next(c for c in render(service(), settings(), pdb_version="policy/v1") if c["kind"] == kind)
+    return next(c for c in render(service(), settings(), ALL_APIS) if c["kind"] == kind)
 
 
 async def test_an_apply_is_forced_for_one_field_manager(api, server):
@@ -158,16 +159,53 @@ async def test_lists_are_of_our_label(api, server):
     ]
 
 
+def discovery(**served):
+    """Answers of a server with these group versions (`policy_v1`) and their plurals."""
+    ways = [name.replace("__", ".").replace("_", "/") for name in served]
+    versions = [{"versions": [{"groupVersion": way}]} for way in ways]
+    plurals = {way: [{"name": plural} for plural in found] for way, found in zip(ways, served.values(), strict=True)}
+    return [(200, {"groups": versions}, {}), *((200, {"resources": plurals[way]}, {}) for way in sorted(ways))]
+
+
 @pytest.mark.parametrize(
     ("served", "chosen"),
-    [(["policy/v1beta1"], "policy/v1beta1"), (["policy/v1", "policy/v1beta1"], "policy/v1"), (["policy/v1"], "policy/v1")],
+    [
+        ({"policy_v1beta1": ["poddisruptionbudgets"]}, "policy/v1beta1"),
+        ({"policy_v1": ["poddisruptionbudgets"], "policy_v1beta1": ["poddisruptionbudgets"]}, "policy/v1"),
+        ({"policy_v1": ["poddisruptionbudgets"]}, "policy/v1"),
+    ],
 )
-async def test_the_disruption_budgets_version_is_discovered(api, server, served, chosen):
-    server.answers = [(200, {"versions": [{"groupVersion": version} for version in served]}, {})]
-    await api.discover()
-    assert api.pdb_version == chosen
+async def test_the_versions_of_kinds_are_discovered(api, server, served, chosen):
+    server.answers = discovery(**served)
+    assert await api.discover()
+    assert api.apis["PodDisruptionBudget"] == chosen
+    assert "ScaledObject" not in api.apis
     await api.get("PodDisruptionBudget", "a", "b")
     assert f"/apis/{chosen}/namespaces/a/poddisruptionbudgets/b" in server.requests[-1][1]
+
+
+async def test_a_group_alone_is_no_kind_and_what_stays_the_same_is_no_news(api, server):
+    server.answers = discovery(keda__sh_v1alpha1=["scaledjobs"]) + discovery(keda__sh_v1alpha1=["scaledobjects"]) * 2
+    await api.discover()
+    assert "ScaledObject" not in api.apis
+    assert await api.discover()
+    assert api.apis["ScaledObject"] == "keda.sh/v1alpha1"
+    assert not await api.discover()
+
+
+async def test_a_child_is_created_only_where_there_is_none(api, server):
+    server.answers = [(201, {"metadata": {"name": "chat"}}, {}), (409, {"message": "modified"}, {})]
+    assert await api.create(child()) == {"metadata": {"name": "chat"}}
+    assert await api.create(child()) is None
+    assert [json.loads(request[3])["metadata"]["resourceVersion"] for request in server.requests] == ["1", "1"]
+
+
+async def test_a_deletion_is_of_this_very_object(api, server):
+    live = {"kind": "Deployment", "metadata": {"name": "chat", "namespace": "a", "uid": "u"}}
+    server.answers = [(200, {}, {}), (404, {"message": "gone"}, {}), (409, {"message": "uid differs"}, {})]
+    for _ in range(3):
+        await api.delete(live)
+    assert json.loads(server.requests[0][3])["preconditions"] == {"uid": "u"}
 
 
 def test_secrets_are_not_among_the_kinds_that_are_read():
@@ -176,6 +214,7 @@ def test_secrets_are_not_among_the_kinds_that_are_read():
 
 async def test_an_event_that_is_there_is_counted_up(api, server):
     event = {"metadata": {"name": "chat.1", "namespace": "a"}, "lastTimestamp": "later", "count": 1}
+    event |= {"message": "again", "type": "Normal"}
     server.answers = [(409, {"message": "exists"}, {}), (200, {"count": 3}, {}), (200, {}, {})]
     await api.create_event(event)
     verbs = [(verb, path) for verb, path, _, _ in server.requests]
@@ -184,7 +223,12 @@ async def test_an_event_that_is_there_is_counted_up(api, server):
         ("GET", "/api/v1/namespaces/a/events/chat.1"),
         ("PATCH", "/api/v1/namespaces/a/events/chat.1"),
     ]
-    assert json.loads(server.requests[-1][3]) == {"count": 4, "lastTimestamp": "later"}
+    assert json.loads(server.requests[-1][3]) == {
+        "count": 4,
+        "lastTimestamp": "later",
+        "message": "again",
+        "type": "Normal",
+    }
 
 
 def test_without_a_server_to_talk_to_the_message_says_what_to_set(monkeypatch, tmp_path):

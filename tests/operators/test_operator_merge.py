@@ -5,6 +5,7 @@ import copy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_fakes import ALL_APIS
 from operator_kit import FULL, service, settings
 
 from paceline_operator.drift import drift, is_owned_by, project
@@ -64,7 +65,7 @@ def test_an_overlay_of_a_list_with_a_nameless_item_replaces_it():
 
 
 def child(kind="Deployment"):
-    return next(c for c in render(service(FULL), settings(), pdb_version="policy/v1") if c["kind"] == kind)
+    return next(c for c in render(service(FULL), settings(), ALL_APIS) if c["kind"] == kind)
 
 
 def live(desired):

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from operator_fakes import ALL_APIS
 from operator_kit import FULL, KEY, MINIMAL, service, set_at, settings
 
 from paceline_core.knobs import knobs_from_wire, knobs_to_wire
-from paceline_operator.names import ADMIN_STAMP, APPLIED, RESTART_HASH, SERVICE_LABEL, admin_token, base_name
+from paceline_operator.api_kinds import Apis
+from paceline_operator.names import ADMIN_STAMP, APPLIED, RESTART_HASH, REVISION, SERVICE_LABEL, admin_token, base_name
 from paceline_operator.render import render
 
 GOLDENS = Path(__file__).parent / "goldens"
 
 
-def children(spec=MINIMAL, *, pdb_version="policy/v1", name="chat", **environment):
-    found = render(service(spec, name=name), settings(**environment), pdb_version=pdb_version)
+def children(spec=MINIMAL, *, apis=ALL_APIS, name="chat", **environment):
+    found = render(service(spec, name=name), settings(**environment), apis)
     return {child["kind"]: child for child in found}
 
 
@@ -31,7 +33,7 @@ def container(spec=MINIMAL, **options):
 @pytest.mark.parametrize(("name", "spec"), [("minimal", MINIMAL), ("full", FULL)])
 def test_golden(name, spec):
     """Run with UPDATE_GOLDENS=1 to write them anew, then read the diff."""
-    text = yaml.safe_dump_all(render(service(spec), settings(), pdb_version="policy/v1"), sort_keys=True)
+    text = yaml.safe_dump_all(render(service(spec), settings(), ALL_APIS), sort_keys=True)
     path = GOLDENS / f"{name}.yaml"
     if os.environ.get("UPDATE_GOLDENS"):
         path.write_text(text)
@@ -39,7 +41,7 @@ def test_golden(name, spec):
 
 
 def test_rendering_is_a_function_of_its_input():
-    first, second = (render(service(FULL), settings(), pdb_version="policy/v1") for _ in range(2))
+    first, second = (render(service(FULL), settings(), ALL_APIS) for _ in range(2))
     assert first == second
 
 
@@ -55,7 +57,7 @@ def test_every_child_is_owned_labelled_and_stamped():
 
 
 def test_the_secret_comes_first_and_the_deployment_last():
-    kinds = [child["kind"] for child in render(service(), settings(), pdb_version="policy/v1")]
+    kinds = [child["kind"] for child in render(service(), settings(), ALL_APIS)]
     assert (kinds[0], kinds[-1]) == ("Secret", "Deployment")
 
 
@@ -188,7 +190,10 @@ def test_a_knob_edit_changes_only_the_config_map():
 
 
 def test_the_disruption_budget_is_of_the_version_that_is_served():
-    assert children(pdb_version="policy/v1beta1")["PodDisruptionBudget"]["apiVersion"] == "policy/v1beta1"
+    assert (
+        children(apis=Apis.of({"policy/v1beta1": {"poddisruptionbudgets"}}))["PodDisruptionBudget"]["apiVersion"]
+        == "policy/v1beta1"
+    )
 
 
 def test_the_template_is_an_overlay():
@@ -225,7 +230,8 @@ def test_the_template_is_an_overlay():
     assert volumes["scratch"] == {"name": "scratch", "hostPath": {"path": "/tmp"}}
     # what identifies the pods is ours, whatever the template says
     assert found["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "a"}
-    assert found["metadata"]["annotations"] == plain["metadata"]["annotations"] | {"x": "y"}
+    expected = plain["metadata"]["annotations"] | {"x": "y", REVISION: found["metadata"]["annotations"][REVISION]}
+    assert found["metadata"]["annotations"] == expected
 
 
 @pytest.mark.parametrize("template", [{"spec": None}, {"metadata": None, "spec": {}}, {}])

@@ -8,6 +8,7 @@ from operator_pods import deployment, ended, pod, running, unschedulable, waitin
 from paceline_operator.crd import status_schema
 from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import KnobState, PodKnobs
+from paceline_operator.outcome import Applied
 from paceline_operator.pods import diagnose, instances, is_mounting, worst
 from paceline_operator.status import Observation, merge_patch, status_of
 
@@ -94,8 +95,8 @@ def test_an_unusable_spec_keeps_what_the_pods_run_under():
 
 
 def test_a_child_that_cannot_be_applied_is_told():
-    found = status(failure=("NameTaken", "a Deployment called chat exists"))
-    assert says(found, "Ready") == says(found, "Progressing") == ("False", "NameTaken")
+    found = status(applied=Applied(failure=("NameTaken", "a Deployment called chat exists")))
+    assert says(found, "Ready") == says(found, "Progressing") == says(found, "ChildrenApplied") == ("False", "NameTaken")
 
 
 def test_ready_waits_for_the_controller_to_see_the_change():
@@ -107,7 +108,8 @@ def test_zero_replicas_are_not_ready():
 
 
 def test_a_rollout_keeps_ready_while_old_pods_serve():
-    found = status(deployment=deployment(ready=1, total=2), pods=[running("old"), waiting("ContainerCreating", name="new")])
+    pods = [running("old"), waiting("ContainerCreating", name="new")]
+    found = status(deployment=deployment(ready=1, total=2, revision=2), pods=pods)
     assert says(found, "Ready") == ("True", "PodsReady")
     assert says(found, "Progressing") == ("True", "RollingOut")
 
@@ -127,8 +129,12 @@ FAULTS = [
     (waiting("CreateContainerConfigError", 'secret "hf-token" not found'), "ContainerConfig", ["hf-token"]),
     (waiting("RunContainerError", "exec: paceline-runtime not found"), "ContainerConfig", ["paceline-runtime"]),
     (unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."), "Unschedulable", ["nvidia.com/gpu"]),
-    (waiting("CrashLoopBackOff", last=ended(2, ONE_LINE), restarts=1), "StartFailed", ["/nowhere/model.gguf doesn't exist"]),
-    (pod(state=ended(2, ONE_LINE)), "StartFailed", ["/nowhere/model.gguf"]),
+    (
+        waiting("CrashLoopBackOff", last=ended(2, ONE_LINE), restarts=1),
+        "ModelNotFound",
+        ["/nowhere/model.gguf doesn't exist", "spec.model.uri"],
+    ),
+    (pod(state=ended(2, ONE_LINE)), "ModelNotFound", ["/nowhere/model.gguf"]),
     (
         waiting("CrashLoopBackOff", last=ended(137, reason="OOMKilled"), restarts=2),
         "OutOfMemory",
@@ -151,7 +157,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("found", "reason", "words"), FAULTS, ids=[f"{r}-{i}" for i, (_, r, _) in enumerate(FAULTS)])
 def test_each_fault_has_its_reason_and_its_words(found, reason, words):
-    finding = diagnose(found)
+    finding = diagnose(found, 0.0)
     assert finding.reason == reason
     assert all(word in finding.message for word in [found["metadata"]["name"], *words]), finding.message
     ready = conditions(status(deployment=deployment(), pods=[found]))["Ready"]
@@ -160,18 +166,18 @@ def test_each_fault_has_its_reason_and_its_words(found, reason, words):
 
 
 def test_a_long_message_is_cut():
-    assert len(diagnose(waiting("ImagePullBackOff", "x" * 3000)).message) < 500
+    assert len(diagnose(waiting("ImagePullBackOff", "x" * 3000), 0.0).message) < 800
 
 
 def test_healthy_and_leaving_pods_have_no_finding():
-    assert diagnose(running()) is None
-    assert diagnose(pod(state=ended(1), deletionTimestamp=NOW)) is None
+    assert diagnose(running(), 0.0) is None
+    assert diagnose(pod(state=ended(1), deletionTimestamp=NOW), 0.0) is None
 
 
 def test_the_worst_pod_is_told_first():
     crash = pod("b", state=ended(1, "boom"))
-    assert worst([waiting("ContainerCreating"), unschedulable("x"), crash]).reason == "Crashed"
-    assert worst([running()]) is None
+    assert worst([waiting("ContainerCreating"), unschedulable("x"), crash], 0.0).reason == "Crashed"
+    assert worst([running()], 0.0) is None
 
 
 def test_a_pod_without_a_node_is_not_scheduled():
@@ -219,7 +225,7 @@ def test_pods_that_the_server_refuses_to_make_are_told():
 def test_a_pod_without_a_node_is_told_while_another_crashes():
     found = status(deployment=deployment(replicas=2), pods=[pod(state=ended(2, ONE_LINE)), unschedulable("no GPU")])
     assert says(found, "Scheduled") == ("False", "Unschedulable")
-    assert says(found, "Ready") == ("False", "StartFailed")
+    assert says(found, "Ready") == ("False", "ModelNotFound")
 
 
 def test_pods_that_are_refused_are_told_while_others_load():
@@ -230,7 +236,7 @@ def test_pods_that_are_refused_are_told_while_others_load():
 
 
 def test_a_rollout_that_makes_no_progress_is_told():
-    stuck = deployment(replicas=2, ready=1, updated=1, total=2)
+    stuck = deployment(replicas=2, ready=1, updated=1, total=2, revision=2)
     first = status(deployment=stuck, pods=[running("old"), pod(name="new", state={"running": {}})])
     assert says(first, "Progressing") == ("True", "RollingOut")
     reason = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
@@ -258,11 +264,11 @@ def events(old, new):
     return [(d.reason, d.warning) for d in decisions(old, new)]
 
 
-def test_a_service_that_starts_tells_its_rollout_and_that_it_is_ready():
+def test_a_service_that_starts_tells_once_that_it_is_ready():
     first = status(deployment=deployment(), pods=[waiting("ContainerCreating")])
     second = status(old=first, deployment=deployment(ready=1), pods=[running()])
-    assert events({}, first) == [("RollingOut", False)]
-    assert events(first, second) == [("Ready", False), ("RolloutComplete", False)]
+    assert events({}, first) == []
+    assert events(first, second) == [("Ready", False)]
     assert events(second, second) == []
 
 
@@ -285,7 +291,7 @@ def test_a_crash_is_a_warning_told_once():
     first = status(deployment=deployment(ready=1), pods=[running()])
     crash = status(old=first, deployment=deployment(), pods=[pod(state=ended(2, ONE_LINE))])
     found = events(first, crash)
-    assert ("StartFailed", True) in found
+    assert ("ModelNotFound", True) in found
     again = status(old=crash, deployment=deployment(), pods=[pod(state=ended(2, ONE_LINE), restarts=5)])
     assert events(crash, again) == []
 

@@ -82,6 +82,7 @@ BUILTIN: tuple[Resource, ...] = (
     _core("ServiceAccount", "serviceaccounts", "sa"),
     _core("ConfigMap", "configmaps", "cm"),
     _core("Secret", "secrets"),
+    _core("PersistentVolumeClaim", "persistentvolumeclaims", "pvc", status=True),
     _core("Endpoints", "endpoints", "ep"),
     _core("Event", "events", "ev"),
     Resource("apps", "v1", "Deployment", "deployments", short_names=("deploy",), **_APPS),  # type: ignore[arg-type]

@@ -1,0 +1,25 @@
+"""What came of applying the children of one service, as the status tells it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Applied", "Trouble"]
+
+Trouble = tuple[str, str]  # reason in one word, message
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Outcome for one service: `failure` keeps the pods from being as they should be, `troubles` are about children that
+    they can do without. `held` is what an upgrade of the operator would change in the pods, `missing` the kinds that the
+    server lacks, `contested` the children that somebody else keeps changing, in words. `restart_hash` is that of new pods;
+    `again` the seconds until it is worth a look by itself."""
+
+    restart_hash: str = ""
+    failure: Trouble | None = None
+    troubles: tuple[Trouble, ...] = ()
+    held: str = ""
+    missing: tuple[str, ...] = ()
+    contested: tuple[str, ...] = ()
+    again: float | None = None
