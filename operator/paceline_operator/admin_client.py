@@ -12,6 +12,7 @@ import aiohttp
 from paceline_core.errors import FormatError
 from paceline_core.wire import KnobsDocument, KnobsPatch, from_json, to_json
 from paceline_operator.errors import AdminError
+from paceline_operator.leader import Elected, Leadership
 from paceline_operator.pod import ADMIN_PORT
 
 __all__ = ["AdminClient"]
@@ -20,10 +21,16 @@ _MOST_BYTES = 1 << 20  # a knobs document has about 1 kB
 
 
 class AdminClient:
-    """Talks to `http://POD_IP:9000/admin/knobs` with the service's derived token. Raises `AdminError`."""
+    """Talks to `http://POD_IP:9000/admin/knobs` with the service's derived token. Raises `AdminError`.
 
-    def __init__(self, *, timeout: float, concurrency: int, port: int = ADMIN_PORT) -> None:
+    Changes carry the fencing number of `leadership`, and aren't sent once that is over.
+    """
+
+    def __init__(
+        self, *, timeout: float, concurrency: int, port: int = ADMIN_PORT, leadership: Leadership | None = None
+    ) -> None:
         self._port = port
+        self._leadership = leadership or Elected()
         self._slots = asyncio.Semaphore(concurrency)
         # a pod's address may be anybody's a moment later: no redirects, no cookies, no proxies, no kept connections
         self._session = aiohttp.ClientSession(
@@ -43,7 +50,10 @@ class AdminClient:
 
     async def patch_knobs(self, address: str, token: str, knobs: Mapping[str, Any], revision: int) -> KnobsDocument:
         """Change `knobs` (wire form) unless the pod has left `revision` behind; return what is in force then."""
-        return await self._call("PATCH", address, token, to_json(KnobsPatch(knobs)), {"If-Match": f'"{revision}"'})
+        if not self._leadership.may_act():
+            raise AdminError(0, "this operator doesn't lead any more")
+        body = to_json(KnobsPatch(knobs, self._leadership.fence()))
+        return await self._call("PATCH", address, token, body, {"If-Match": f'"{revision}"'})
 
     async def _call(
         self, verb: str, address: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None

@@ -5,6 +5,7 @@ PacelineError
 ├── SpecError          an InferenceService that can't be rendered (carries every problem)
 ├── SettingsError      an environment that the operator can't start with
 ├── ForeignObject      a child of our name belongs to somebody else; we never take it
+├── LeaseError         the Lease of the leader is refused to us, or was lost to another replica
 ├── WatchEnded         the API server ends a watch for good: the process ends and is started again
 ├── ApiRefused         the API server refuses what we send (invalid, forbidden, quota): retrying alone won't help
 ├── ApiUnavailable     the API server can't be reached or asks to come back later: retried
@@ -24,6 +25,7 @@ __all__ = [
     "ApiRefused",
     "ApiUnavailable",
     "ForeignObject",
+    "LeaseError",
     "Problem",
     "SettingsError",
     "SpecError",
@@ -69,6 +71,10 @@ class ForeignObject(PacelineError):
     def __init__(self, message: str, *, reason: str = "NameTaken") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class LeaseError(PacelineError):
+    """This process can't become the leader, or isn't it any more."""
 
 
 class WatchEnded(PacelineError):

@@ -29,6 +29,8 @@ class Metrics:
             "paceline_operator_api_calls", "Calls to the API server, by verb, kind and code.", ["verb", "kind", "code"],
             registry=registry,
         )  # fmt: skip
+        self.leader = Gauge("paceline_operator_leader", "1 in the replica that leads, else 0.", registry=registry)
+        self.fence = Gauge("paceline_operator_fence", "Fencing number of this replica's last leadership.", registry=registry)
         self.drift_corrected = Counter(
             "paceline_operator_drift_corrected",
             "Children that others had changed, by kind.",
