@@ -6,6 +6,8 @@ It is the same for all strategies; the `Policy` in force says who may be admitte
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
+from functools import reduce
 
 from paceline_core.gate import ResultGate
 from paceline_core.knobs import Knobs
@@ -40,7 +42,10 @@ class Planner:
         )
         self.preempted: dict[int, int] = {}  # since the last plan: who lost its blocks, and to whom
         self.preemptions = 0
+        self.yielded = 0  # of the preempted since the last plan: those that made way for more urgent work
         self.prompt_tokens = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
         self._kv = kv
         self._gate = gate
 
@@ -62,13 +67,17 @@ class Planner:
 
     def fill(self, builder: StepBuilder, now: float) -> None:
         """Put into `builder` what the step computes."""
+        if self.policy.deadlines:
+            self._make_way(now)
         before = self.preemptions
-        prefills = self._plan_decodes(builder)
+        prefills, held = self._plan_decodes(builder)
         # a step that had to preempt admits nobody: the memory it made would go round in circles
         room = self.knobs.max_num_seqs - len(self.running) if self.preemptions == before else 0
         quota = self._quota(room, now)
         self._plan_prefills(builder, prefills, contended=quota > 0)
-        self._admit(builder, room, quota, now)
+        self._admit(builder, room, quota, now, held)
+        for seq in held:
+            self._add_spare(builder, seq)
 
     def may_admit(self, shape: StepShape, now: float) -> bool:
         """Return whether a sequence may join now, or later, if all that happens are decodes that begin with `shape`.
@@ -91,17 +100,28 @@ class Planner:
             return WaitReason.BATCH, False
         if self._kv.guard.share < 1.0 or self.waiting.first_may_change():
             return self.waits_for, True
-        if not self.policy.may_join(shape, seq):
+        # all that run are of one tier here; batch work alone has no objective
+        if not self.running[0].is_batch and not self.policy.may_join(shape, seq):
             return WaitReason.OBJECTIVE, False
         # while steps get longer the objective may come before the memory as what it waits for
         return WaitReason.KV, self._kv.fits(seq) or (self.policy.deadlines and self.knobs.slo_tpot is not None)
 
-    def preempt_last(self, favoured: int = NOBODY) -> SequenceState:
-        """Take the blocks of the newest sequence of the lowest priority, for `favoured`; it will be recomputed."""
+    @property
+    def mixes_tiers(self) -> bool:
+        """True while batch work runs beside work with an objective: then steps differ also if nobody comes or goes."""
+        objective = self.policy.deadlines and self.knobs.slo_tpot is not None
+        return objective and bool(self.running) and self.running[-1].is_batch and not self.running[0].is_batch
+
+    def preempt_last(self, favoured: int = NOBODY, *, yields: bool = False) -> SequenceState:
+        """Take the blocks of the newest sequence of the lowest priority, for `favoured`; it will be recomputed.
+
+        `yields`: it makes way for more urgent work, and isn't a sign of memory that was promised too often.
+        """
         victim = self.running.pop()
         self._kv.release(victim)
         victim.preemptions += 1
-        self.waiting.push(victim)
+        self.yielded += yields
+        self.waiting.push(victim, patient=yields)
         self.preempted[victim.request.seq_id] = favoured
         self.preemptions += 1
         return victim
@@ -130,6 +150,8 @@ class Planner:
             kv_blocks_cached=pool.num_cached,
             preemptions=self.preemptions,
             prompt_tokens=self.prompt_tokens,
+            prefix_queries=self.prefix_queries,
+            prefix_hits=self.prefix_hits,
         )
 
     def check(self) -> None:
@@ -138,15 +160,32 @@ class Planner:
         assert sorted(self.running, key=lambda seq: seq.order) == self.running, "the running order is broken"
         assert len(list(self.waiting)) == len(self.waiting), "the queue and its count differ"
 
-    def _plan_decodes(self, builder: StepBuilder) -> list[SequenceState]:
-        """Give every running sequence past its prompt its tokens; return those that still prefill."""
+    def _make_way(self, now: float) -> None:
+        """Let the newest batch work go if the first of the queue is more urgent and has no slot or no memory."""
+        seq = self.waiting.first(now)
+        if seq is None or seq.is_batch:
+            return
+        while self.running and self.running[-1].is_batch and not self._kv.has_deferred:
+            if len(self.running) < self.knobs.max_num_seqs and self._kv.fits(seq):
+                return
+            self.preempt_last(seq.request.seq_id, yields=True)
+
+    def _plan_decodes(self, builder: StepBuilder) -> tuple[list[SequenceState], list[SequenceState]]:
+        """Give every running sequence past its prompt its tokens.
+
+        Return those that still prefill, and batch work that gets what the objective of the others leaves, at the end.
+        """
         prefills: list[SequenceState] = []
+        held: list[SequenceState] = []
         for seq in self.running:
             wanted = seq.wanted
             if wanted <= 0:
                 continue
             if seq.computed < seq.prefill_until:
                 prefills.append(seq)
+                continue
+            if seq.is_batch and self.policy.guards(builder.urgent):
+                held.append(seq)
                 continue
             if not builder.slots_left:
                 continue
@@ -155,7 +194,16 @@ class Planner:
                 wanted = max(1, min(wanted, builder.tokens_left - others))
             if seq.computed + wanted <= seq.capacity or self._make_room(seq, seq.computed + wanted):
                 builder.add(seq, wanted)
-        return prefills
+        return prefills, held
+
+    def _add_spare(self, builder: StepBuilder, seq: SequenceState) -> None:
+        """Let batch work decode if the step keeps its objective with it, and without taking anybody's memory."""
+        end = seq.computed + seq.wanted
+        fits = seq.wanted <= builder.tokens_left and builder.slots_left
+        if not fits or not self.policy.may_decode(builder.shape.with_decode(seq.computed, seq.wanted)):
+            return
+        if end <= seq.capacity or self._kv.grow(seq, end):
+            builder.add(seq, seq.wanted)
 
     def _make_room(self, seq: SequenceState, positions: int) -> bool:
         """Grow the table of `seq`, preempting from the end of the running order; False if it can't run in this step."""
@@ -181,7 +229,8 @@ class Planner:
             count = min(count, self.knobs.long_prefill_threshold)
         if count <= 0 or not builder.slots_left:
             return
-        count = self.policy.prefill_tokens(builder.shape, seq.computed, count)
+        if self.policy.guards(builder.urgent):
+            count = self.policy.prefill_tokens(builder.shape, seq.computed, count, batch=seq.is_batch)
         if count:
             builder.add(seq, count)
 
@@ -191,11 +240,11 @@ class Planner:
             return 0
         return min(room, self.policy.admissible(self.queue_view(now)))
 
-    def _admit(self, builder: StepBuilder, room: int, quota: int, now: float) -> None:
+    def _admit(self, builder: StepBuilder, room: int, quota: int, now: float, held: Sequence[SequenceState] = ()) -> None:
         """Let waiting sequences in while slots, memory and budget last. Nobody overtakes the first of the queue."""
         while room > 0 and (self.policy.gang or builder.tokens_left > 0):
             seq = self.waiting.first(now)
-            self.waits_for = None if seq is None else self._take_in(builder.shape, seq, quota)
+            self.waits_for = None if seq is None else self._take_in(self._company(builder, seq, held), seq, quota)
             if seq is None or self.waits_for is not None:
                 return
             self._start(seq, now)
@@ -203,6 +252,14 @@ class Planner:
             quota -= 1
             self._add_chunk(builder, seq, contended=bool(builder.entries) or quota > 0)
         self.waits_for = self._scarcity(builder) if self.waiting else None
+
+    def _company(self, builder: StepBuilder, seq: SequenceState, held: Sequence[SequenceState]) -> StepShape:
+        """Return the step beside which `seq` must keep the objective: nothing, if there is nobody to keep it for."""
+        if not self.policy.guards(builder.urgent):
+            return StepShape()
+        if not seq.is_batch:
+            return builder.shape  # batch work makes way for it
+        return reduce(lambda shape, other: shape.with_decode(other.computed, 1), held, builder.shape)
 
     def _take_in(self, shape: StepShape, seq: SequenceState, quota: int) -> WaitReason | None:
         """Give the first of the queue its blocks, or say what it waits for."""
@@ -232,3 +289,5 @@ class Planner:
             seq.first_scheduled = now
             seq.cached_len = seq.computed
             self.prompt_tokens += seq.request.prompt_len
+            self.prefix_queries += seq.request.prompt_len if self.knobs.prefix_caching else 0
+            self.prefix_hits += seq.cached_len

@@ -56,12 +56,20 @@ class Policy:
         """Return when a batch that isn't full starts anyway, if nothing else happens before."""
         return math.inf
 
-    def prefill_tokens(self, shape: StepShape, start: int, want: int) -> int:
+    def guards(self, urgent: StepShape) -> bool:
+        """Return whether a step with these `urgent` decodes must keep an objective, so that batch work comes last."""
+        return False
+
+    def prefill_tokens(self, shape: StepShape, start: int, want: int, *, batch: bool = False) -> int:
         """Return how many of the `want` tokens from `start` a step that already has `shape` may take on."""
         return want
 
     def may_join(self, shape: StepShape, seq: SequenceState) -> bool:
         """Return whether one more sequence may run beside those of `shape`."""
+        return True
+
+    def may_decode(self, shape: StepShape) -> bool:
+        """Return whether a step of `shape` keeps the objective."""
         return True
 
     def best_case(self, remaining: int, start: int) -> float:
@@ -147,16 +155,20 @@ class IterationPolicy(Policy):
             due = math.inf if self.knobs.slo_ttft is None else request.arrival + self.knobs.slo_ttft
         return (seq.priority, due, request.seq_id)
 
-    def prefill_tokens(self, shape: StepShape, start: int, want: int) -> int:
+    def guards(self, urgent: StepShape) -> bool:
+        """Return whether there is an objective, a model to keep it by, and somebody to keep it for."""
+        return self.model is not None and self.knobs.slo_tpot is not None and urgent.decode_tokens > 0
+
+    def prefill_tokens(self, shape: StepShape, start: int, want: int, *, batch: bool = False) -> int:
         """Return the largest chunk whose predicted step time keeps the TPOT objective of the decodes in `shape`.
 
         Without decodes nobody's TPOT is at stake. The first prompt of a step is granted one block's worth in any case: it
-        must get on even where the decodes alone miss the objective.
+        must get on even where the decodes alone miss the objective. `batch` work isn't: it can wait.
         """
         model, objective = self.model, self.knobs.slo_tpot
         if model is None or objective is None or not shape.decode_tokens:
             return want
-        low, high = 0 if shape.prefill_tokens else min(want, self.knobs.block_size), want
+        low, high = 0 if shape.prefill_tokens or batch else min(want, self.knobs.block_size), want
         while low < high:
             middle = (low + high + 1) // 2
             step = shape.with_prefill(start, middle)
@@ -173,7 +185,12 @@ class IterationPolicy(Policy):
             return True
         decodes = StepShape(shape.decode_tokens, 0, shape.context_tokens, 0).with_decode(seq.known, 1)
         first_block = min(seq.known, self.knobs.block_size)
-        return model.predict(decodes) <= objective and self.prefill_tokens(shape, 0, first_block) > 0
+        return model.predict(decodes) <= objective and self.prefill_tokens(shape, 0, first_block, batch=seq.is_batch) > 0
+
+    def may_decode(self, shape: StepShape) -> bool:
+        """Return whether the predicted time of a step of `shape` is within the objective."""
+        model, objective = self.model, self.knobs.slo_tpot
+        return model is None or objective is None or model.predict(shape) <= objective
 
     def best_case(self, remaining: int, start: int) -> float:
         """Return the least seconds that computing `remaining` tokens from `start` takes, alone on the engine.

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Ended", "FinishReason", "Request", "WaitReason"]
+__all__ = ["BATCH_PRIORITY", "Ended", "FinishReason", "Request", "WaitReason"]
+
+
+# From this priority number on a request is batch work: no time objective is kept for it, it fills what the others leave.
+BATCH_PRIORITY = 100
 
 
 class FinishReason(StrEnum):
@@ -36,8 +40,9 @@ class Request:
     `deadline` are on the clock that `now` is on; `deadline` is when the first token stops being useful. A lower `priority`
     goes first (as in vLLM). `tokens` are the prompt's ids, from which block hashes are made; where the ids are unknown (the
     twin), `prefix_hashes` gives the hashes of the prompt's full blocks, or nothing is shared. `salt` keeps tenants' cached
-    blocks apart. `read_cache` false computes every prompt token anew, for who needs what comes of each (log-probabilities of the
-    prompt); its blocks are shared all the same. Generation ends on one of `stop_token_ids` after at least `min_tokens`, or at `max_tokens`.
+    blocks apart. `read_cache` false computes every prompt token anew, for who needs what comes of each (log-probabilities of
+    the prompt); its blocks are shared all the same. Generation ends on one of `stop_token_ids` after `min_tokens`, or
+    at `max_tokens`.
     """
 
     seq_id: int

@@ -283,9 +283,10 @@ class Scheduler:
             removed=tuple(self._removed),
             resize_blocks=resized,
         )
-        # a pool that was resized preempts everything, which is not the load's fault: nothing to back off from
-        self._kv.guard.after_step(0 if resized else len(plan.preempted))
+        # what made way for urgent work, or for a pool that was resized, is no sign of too much load
+        self._kv.guard.after_step(0 if resized else len(plan.preempted) - self._planner.yielded)
         self._planner.preempted.clear()
+        self._planner.yielded = 0
         self._removed.clear()
         self._pipeline.launch(plan, builder.sequences, self.knobs.max_num_seqs)
         return plan

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from paceline_core.request import Ended, FinishReason, Request
+from paceline_core.request import BATCH_PRIORITY, Ended, FinishReason, Request
 
 __all__ = ["SequenceState", "Stage"]
 
@@ -64,6 +64,11 @@ class SequenceState:
     def num_tokens(self) -> int:
         """Tokens that are known now: the prompt and what was generated and accepted."""
         return self.request.prompt_len + self.output_len
+
+    @property
+    def is_batch(self) -> bool:
+        """True for work without a time objective of its own."""
+        return self.priority >= BATCH_PRIORITY
 
     @property
     def order(self) -> tuple[int, int]:

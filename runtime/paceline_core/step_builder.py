@@ -12,7 +12,8 @@ class StepBuilder:
     """Collects the entries of step `step_id` within `tokens` and `slots`."""
 
     __slots__ = (
-        "_attention", "_context", "_decode", "_prefill", "entries", "sequences", "slots_left", "step_id", "tokens_left",
+        "_attention", "_context", "_decode", "_decoding", "_prefill", "_urgent", "_urgent_context", "entries", "sequences",
+        "slots_left", "step_id", "tokens_left",
     )  # fmt: skip
 
     def __init__(self, step_id: int, tokens: int, slots: int) -> None:
@@ -22,28 +23,41 @@ class StepBuilder:
         self.entries: list[ScheduledSequence] = []
         self.sequences: list[SequenceState] = []
         self._decode = self._prefill = self._context = self._attention = 0
+        self._urgent = self._urgent_context = 0
+        self._decoding = 0  # entries that decode: they come first
 
     @property
     def shape(self) -> StepShape:
         """The size of the step so far."""
         return StepShape(self._decode, self._prefill, self._context, self._attention)
 
+    @property
+    def urgent(self) -> StepShape:
+        """The decodes so far that a time objective is kept for."""
+        return StepShape(self._urgent, 0, self._urgent_context, 0)
+
     def add(self, seq: SequenceState, count: int) -> None:
         """Schedule the next `count` tokens of `seq`; its block table covers them already."""
         start = seq.computed
         end = start + count
         samples = end == seq.known
-        self.entries.append(ScheduledSequence(seq.request.seq_id, start, count, seq.block_table, samples))
-        self.sequences.append(seq)
+        decodes = start >= seq.prefill_until
+        place = self._decoding if decodes else len(self.entries)
+        self.entries.insert(place, ScheduledSequence(seq.request.seq_id, start, count, seq.block_table, samples))
+        self.sequences.insert(place, seq)
         seq.computed = end
         seq.last_step = self.step_id
         if samples:
             seq.known += 1  # the promise: the next plan may already compute the token that this one samples
         self.tokens_left -= count
         self.slots_left -= 1
-        if start >= seq.prefill_until:
+        if decodes:
+            self._decoding += 1
             self._decode += count
             self._context += end
+            if not seq.is_batch:
+                self._urgent += count
+                self._urgent_context += end
         else:
             self._prefill += count
             self._attention += count * end

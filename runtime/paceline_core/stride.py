@@ -60,7 +60,7 @@ class Stride:
 def find_stride(planner: Planner, kv: KvCache, pipeline: Pipeline, now: float) -> Stride | None:
     """Return the stride that begins at `now`, or None if the next step has something to decide."""
     sequences = planner.running
-    if not sequences or planner.preempted or len(sequences) > planner.knobs.max_num_seqs:
+    if not sequences or planner.preempted or planner.mixes_tiers or len(sequences) > planner.knobs.max_num_seqs:
         return None
     if not pipeline.repeats(sequences, planner.knobs.max_num_seqs):
         return None

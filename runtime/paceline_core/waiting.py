@@ -36,13 +36,13 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         return (seq for _, ticket, seq in self._heap if seq.ticket == ticket and seq.stage is Stage.WAITING)
 
-    def push(self, seq: SequenceState) -> None:
-        """Add a waiting sequence (new or preempted)."""
+    def push(self, seq: SequenceState, *, patient: bool = False) -> None:
+        """Add a waiting sequence (new or preempted); `patient` ones count as waiting since their arrival, as new ones do."""
         self._tickets += 1
         seq.ticket = self._tickets  # an entry left from an earlier wait of the same sequence is void
         heapq.heappush(self._heap, (self._key(seq), seq.ticket, seq))
         self._size += 1
-        if not seq.preemptions:
+        if patient or not seq.preemptions:
             self._arrive(seq)
         if len(self._heap) > 2 * self._size + 64:
             self.reorder(self._key)

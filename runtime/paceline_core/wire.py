@@ -26,6 +26,9 @@ __all__ = [
     "RequestRecord",
     "StepModelDocument",
     "StepRecord",
+    "TimelineDocument",
+    "TimelineMember",
+    "TimelineStep",
     "from_json",
     "to_json",
 ]
@@ -66,6 +69,11 @@ class RequestRecord:
 
     `outcome` is `finished`, `aborted`, `refused` or `unfinished` (still there when observed). `prefix_hashes` are keyed
     hashes of the prompt's full blocks. `epoch` is the knob epoch at arrival, `end_epoch` that of the last token.
+
+    `parts` are the seconds from arrival to the result by cause (see `causes.py`; `delivery` is from the engine to the API
+    process), `delayed_by` and `preempted_by` the requests that were most to blame (`-` is nobody: a pool that was rebuilt).
+    `reason` says in a word why it was refused or aborted; of one that was refused before it was read `prompt_tokens` is 0.
+    `tenant` is the name of its API key.
     """
 
     request_id: str
@@ -83,6 +91,11 @@ class RequestRecord:
     priority: int = 0
     max_tokens: int = 0
     prefix_hashes: tuple[int, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
+    delayed_by: Mapping[str, float] = field(default_factory=dict)
+    preempted_by: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engine now. KV figures are blocks; `slot_steps` sums maxNumSeqs over all steps, `slot_steps_busy` those in use."""
+    """The engine now. KV figures are blocks; `slot_steps` sums maxNumSeqs over all steps, `slot_steps_busy` those in use.
+
+    `prefix_queries` are prompt tokens that were looked up in the prefix cache, `prefix_hits` those found there.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -114,6 +130,8 @@ class Gauges:
     slot_steps_busy: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +173,41 @@ class ObserveDocument:
     steps: tuple[StepRecord, ...] = ()
     step_model: StepModelDocument | None = None
     truncated: bool = False
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineMember:
+    """A request's share of a step: how many tokens, and whether they are of its prompt (or recomputed)."""
+
+    request_id: str
+    tokens: int
+    prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineStep:
+    """One step with its members: number since the engine's start, end (Unix seconds), seconds, knob epoch."""
+
+    step: int
+    end: float
+    duration: float
+    epoch: int
+    members: tuple[TimelineMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineDocument:
+    """Answer of `GET /admin/timeline?since=STEP`: the last steps with who was in them, oldest first.
+
+    Steps are recorded while somebody looks: each look keeps it on for `recording_seconds`. `cursor` is the newest step.
+    """
+
+    instance: str
+    cursor: int
+    now: float
+    recording_seconds: float
+    steps: tuple[TimelineStep, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
 
