@@ -31,12 +31,13 @@ class ByteTokenizer:
 
     vocab_size = _NUM_BYTES + 1
     eos_token_ids: tuple[int, ...] = (_NUM_BYTES,)
+    chat_template = ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the bytes of `text`; there is nothing to add."""
         return list(text.encode("utf-8"))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; invalid bytes become replacement characters."""
         return bytes(i for i in token_ids if i < _NUM_BYTES).decode("utf-8", errors="replace")
 
@@ -44,7 +45,17 @@ class ByteTokenizer:
         """Return a detokenizer for one new sequence."""
         return ByteDetokenizer()
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte that a token is; the end token has none."""
+        return bytes([token_id]) if token_id < _NUM_BYTES else b""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the messages as `role: content` lines, ending with the assistant's turn if asked for."""
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + ("assistant: " if add_generation_prompt else "")

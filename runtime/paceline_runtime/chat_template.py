@@ -45,12 +45,20 @@ class ChatTemplate:
         self._process: subprocess.Popen[str] | None = None
         self._stop: weakref.finalize[Any, Any] | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt text; it holds its special tokens already, so encode it without adding more.
 
         Raises `ChatTemplateError` if the template refuses the messages, is broken, or breaks a limit.
         """
         context = {**self._constants, "messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        if tools:
+            context["tools"] = list(tools)
         with self._lock:
             answer = self._ask(json.dumps(context))
         if "error" in answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -35,10 +36,26 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of `text`, after what the model wants before every text if asked for."""
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; invalid bytes become replacement characters."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for by itself, special ones by their name; none for an unknown id."""
+
     def detokenizer(self) -> TokenDecoder:
         """Return a decoder for one new sequence."""
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template, empty without one."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return a chat as the text that the model was trained on."""
 
 
@@ -86,12 +103,28 @@ class TextStream:
         self._stop_ids = frozenset(stop_token_ids)
         self._matcher = StopMatcher(params.stop)
         self.token_ids: list[int] = []
+        self.offsets: list[int] = []  # of each token, where in the text the first character is that it completes
+        self._decoded = 0
+        self._shown = 0
         self.finish_reason: FinishReason | None = None
 
     @property
     def stopped_by_text(self) -> bool:
         """True if a stop text ended it, which the engine can't know by itself."""
         return self._matcher.hit
+
+    @property
+    def stopped_by_token(self) -> bool:
+        """True if its last token ended it; that token has no text."""
+        by_token = self.finish_reason is FinishReason.STOP and not self._matcher.hit
+        return by_token and bool(self.token_ids) and self.token_ids[-1] in self._stop_ids
+
+    @property
+    def shown_tokens(self) -> int:
+        """How many tokens the text that was shown has: what a stop text cut off isn't told, nor is a stop token."""
+        if self.finish_reason is not None and not self._matcher.hit:
+            return len(self.token_ids) - self.stopped_by_token
+        return bisect_left(self.offsets, self._shown)
 
     def push(self, tokens: Sequence[int]) -> str:
         """Return the text that new tokens add. Tokens after the end are dropped."""
@@ -100,26 +133,37 @@ class TextStream:
             if self.finish_reason is not None:
                 break
             text += self._push_one(token)
+        self._shown += len(text)
         return text
 
     def finish(self, reason: FinishReason) -> str:
         """Mark the end if it isn't known yet, and return the text that was held back."""
         if self.finish_reason is None:
             self.finish_reason = reason
+        text = self._rest()
+        self._shown += len(text)
+        return text
+
+    def _rest(self) -> str:
+        """Return what was held back; a stop text may still be in it."""
         if self._matcher.hit:
             return ""
         return self._matcher.push(self._decoder.flush()) + self._matcher.flush()
 
     def _push_one(self, token: int) -> str:
         self.token_ids.append(token)
+        self.offsets.append(self._decoded)
         count = len(self.token_ids)
         if token in self._stop_ids and count > self._params.min_tokens:
-            return self.finish(FinishReason.STOP)
+            self.finish_reason = FinishReason.STOP
+            return self._rest()
         text = self._decoder.push((token,))
+        self._decoded += len(text)
         if count > self._params.min_tokens:  # before that a stop text is a text like any other
             text = self._matcher.push(text)
         if self._matcher.hit:
             self.finish_reason = FinishReason.STOP
         elif count >= self._params.max_tokens:
-            text += self.finish(FinishReason.LENGTH)
+            self.finish_reason = FinishReason.LENGTH
+            text += self._rest()
         return text

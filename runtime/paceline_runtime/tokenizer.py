@@ -12,6 +12,7 @@ from paceline_runtime.chat_template import ChatTemplate
 from paceline_runtime.gguf_file import GgufFile, read_gguf
 from paceline_runtime.model_errors import ChatTemplateError, ModelFormatError, ModelNotFound
 from paceline_runtime.model_files import ModelKind, locate_model, read_json
+from paceline_runtime.token_bytes import TokenBytes
 from paceline_runtime.tokenizer_gguf import build_tokenizer, special_token_ids
 
 __all__ = ["Detokenizer", "Tokenizer", "load_tokenizer"]
@@ -69,6 +70,8 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self._template = ChatTemplate(template, constants) if template else None
+        self._token_bytes = TokenBytes(backend)
+        self.chat_template = template or ""
         self.eos_token_ids = eos_token_ids
 
     @property
@@ -84,6 +87,10 @@ class Tokenizer:
         """Return the text of `token_ids`; invalid bytes become replacement characters."""
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for by itself, special ones by their name; none for an unknown id."""
+        return self._token_bytes.of(token_id)
+
     def to_json(self) -> str:
         """Return the tokenizer in the format of `tokenizer.json`."""
         return str(self._backend.to_str())
@@ -92,11 +99,17 @@ class Tokenizer:
         """Return a detokenizer for one new sequence."""
         return Detokenizer(self._backend)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt for a chat; encode it with `add_special_tokens=False`. Raises `ChatTemplateError`."""
         if self._template is None:
             raise ChatTemplateError("this model has no chat template: use completions instead of chat")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
     def close(self) -> None:
         """End the template's process."""

@@ -1,0 +1,159 @@
+"""The body of a chat: messages, tools, and which tool to call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline_runtime.api_schema import ApiRequest, refused
+
+__all__ = ["ChatMessage", "ChatRequest", "Function", "Tool", "ToolChoice"]
+
+_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+_STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(BaseModel):
+    """A part of a message: text only."""
+
+    model_config = _STRICT
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(BaseModel):
+    """What an earlier answer called. `arguments` is JSON as text."""
+
+    model_config = _STRICT
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A tool call of an earlier answer."""
+
+    model_config = _STRICT
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # what a client keeps of a stream
+
+
+class ChatMessage(BaseModel):
+    """One turn of a chat. `tool_calls` go with an assistant's, `tool_call_id` with a tool's."""
+
+    model_config = _STRICT
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_call_id: str | None = None
+    # parts of OpenAI's answers that clients send back as they are
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("'tool_calls' go with the role 'assistant' only")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise ValueError("'tool_call_id' goes with the role 'tool', and with no other")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("'content' is missing")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content or ())
+
+
+class Function(BaseModel):
+    """A function that the model may call. `parameters` is the JSON Schema of its arguments; none: it takes nothing."""
+
+    model_config = _STRICT
+    name: Annotated[str, Field(pattern=_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool: functions only."""
+
+    model_config = _STRICT
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = _STRICT
+    name: str
+
+
+class ToolChoice(BaseModel):
+    """The one function that must be called."""
+
+    model_config = _STRICT
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatRequest(ApiRequest):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "'top_logprobs' needs 'logprobs': true")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise refused("tools", "two tools have the same name")
+        self._check_choice(names)
+        return self
+
+    def _check_choice(self, names: list[str]) -> None:
+        choice = self.tool_choice
+        if choice not in (None, "none", "auto") and not names:
+            raise refused("tool_choice", "'tool_choice' needs 'tools'")
+        if isinstance(choice, ToolChoice) and choice.function.name not in names:
+            raise refused("tool_choice", f"'tool_choice' names {choice.function.name!r}, which isn't among the tools")
+        formatted = self.structured_outputs is not None or (
+            self.response_format is not None and self.response_format.type != "text"
+        )
+        if self.forced_functions and formatted:
+            raise refused("tool_choice", "a forced tool call leaves no room for 'response_format' or 'structured_outputs'")
+
+    @property
+    def functions(self) -> list[Function]:
+        """The functions that may be called."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
+
+    @property
+    def forced_functions(self) -> list[Function]:
+        """The functions one of which must be called, if one must be."""
+        if self.tool_choice == "required":
+            return self.functions
+        if isinstance(self.tool_choice, ToolChoice):
+            return [f for f in self.functions if f.name == self.tool_choice.function.name]
+        return []
+
+    @property
+    def one_call(self) -> bool:
+        """Whether at most one tool call is wanted: a named function is called once."""
+        return self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolChoice)
