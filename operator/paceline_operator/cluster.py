@@ -6,38 +6,45 @@ The official client is blocking, so each call runs on a bounded pool of threads 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import urllib3
 from kubernetes import client, config
-from kubernetes.client.exceptions import ApiException
 
 from paceline_operator.api_kinds import KINDS, OPTIONAL, Apis, Kind
 from paceline_operator.errors import ApiRefused, ApiUnavailable, SettingsError
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import FIELD_MANAGER, GROUP, PLURAL, SERVICE_LABEL, VERSION
+from paceline_operator.leader import Elected, Leadership
+from paceline_operator.metrics import Metrics
+from paceline_operator.names import (
+    CLASS_KIND,
+    CLASS_PLURAL,
+    FIELD_MANAGER,
+    GROUP,
+    KIND,
+    PLURAL,
+    SERVICE_LABEL,
+    VERSION,
+)
+from paceline_operator.transport import APPLY, MERGE, Answer, Object, send
 
 __all__ = ["Cluster", "load_configuration"]
 
-Object = dict[str, Any]
 _ATTEMPTS = 5
 _FIRST_BACKOFF = 0.2  # seconds; doubles: 0.2 … 1.6, about 3 s in all, then the queue's own backoff takes over
 _LONGEST_WAIT = 10.0  # seconds that a server's Retry-After may ask of one call
-_TIMEOUT = (5.0, 30.0)  # seconds to connect, to answer
 _TRANSIENT = (408, 409, 429)
-# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field: trying again can't help
-_MISTYPED = ("failed to create typed patch object", "failed to convert new object")
+# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field, and to one that would create
+# a Service and names a version: trying again can't help
+_NOT_SO = "resourceVersion should not be set on objects to be created"
+_MISTYPED = ("failed to create typed patch object", "failed to convert new object", _NOT_SO)
 
 
-_SERVICES = Kind(GROUP, PLURAL, (VERSION,))
+_SERVICES, _CLASSES = Kind(GROUP, PLURAL, (VERSION,)), Kind(GROUP, CLASS_PLURAL, (VERSION,))
 _WRITABLE = {"Secret": Kind("", "secrets"), "Event": Kind("", "events"), **KINDS}
-_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 # no object is ever in this version, so an apply that names it creates, or is refused with 409
 _ABSENT = "1"
 
@@ -66,11 +73,19 @@ class Cluster:
     They raise `ApiRefused` for what a retry can't mend and `ApiUnavailable` when the retries are used up.
     """
 
-    def __init__(self, configuration: client.Configuration, metrics: Metrics, *, threads: int = 8) -> None:
+    def __init__(
+        self,
+        configuration: client.Configuration,
+        metrics: Metrics,
+        *,
+        threads: int = 8,
+        leadership: Leadership | None = None,
+    ) -> None:
         configuration.connection_pool_maxsize = threads
         self._client = client.ApiClient(configuration)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="api")
         self._metrics = metrics
+        self._leadership = leadership or Elected()
         self.apis = Apis.of({})
 
     def close(self) -> None:
@@ -109,11 +124,24 @@ class Cluster:
             raise ApiUnavailable(f"the CRD {PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
         return list(found.get("items", []))
 
+    async def classes(self) -> list[Object]:
+        """Return all InferenceClasses."""
+        found = await self._call("GET", _CLASSES.path(f"{GROUP}/{VERSION}", None), CLASS_KIND)
+        if found is None:
+            raise ApiUnavailable(f"the CRD {CLASS_PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
+        return list(found.get("items", []))
+
+    async def patch_class_status(self, name: str, version: str, status: Mapping[str, Any]) -> Object | None:
+        """Merge `status` into that of an InferenceClass, if it is still in `version`."""
+        path = _CLASSES.path(f"{GROUP}/{VERSION}", None, name) + "/status"
+        body = {"metadata": {"resourceVersion": version}, "status": status}
+        return await self._patch_status(path, CLASS_KIND, name, body)
+
     async def apply(self, child: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Object:
         """Apply a child with our field manager, forced for the fields that it states; return the live object."""
         kind, meta = child["kind"], child["metadata"]
         live = await self._call(
-            "PATCH", self._path(kind, meta["namespace"], meta["name"]), kind, child, _APPLY, _by(manager)
+            "PATCH", self._path(kind, meta["namespace"], meta["name"]), kind, child, APPLY, _by(manager)
         )
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
@@ -125,11 +153,13 @@ class Cluster:
         kind, meta = child["kind"], child["metadata"]
         path = self._path(kind, meta["namespace"], meta["name"])
         try:
-            live = await self._call("PATCH", path, kind, absent, _APPLY, _by(FIELD_MANAGER), transient=(408, 429))
+            live = await self._call("PATCH", path, kind, absent, APPLY, _by(FIELD_MANAGER), transient=(408, 429))
         except ApiRefused as error:
-            if error.status != 409:
-                raise
-            return None
+            if error.status == 409:
+                return None
+            if _NOT_SO in str(error):  # so there is none
+                return await self.apply(child)
+            raise
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
@@ -148,17 +178,19 @@ class Cluster:
     async def merge(self, kind: str, namespace: str, name: str, patch: Mapping[str, Any]) -> Object | None:
         """Merge `patch` into a child, with a resourceVersion in it only if it is still that; return the live object."""
         return await self._call(
-            "PATCH", self._path(kind, namespace, name), kind, patch, _MERGE, [("fieldManager", FIELD_MANAGER)]
+            "PATCH", self._path(kind, namespace, name), kind, patch, MERGE, [("fieldManager", FIELD_MANAGER)]
         )
 
     async def patch_status(self, namespace: str, name: str, version: str, patch: Mapping[str, Any]) -> Object | None:
         """Merge `patch` into the status of an InferenceService, if it is still in `version`: what a pass found out about one
         must not be told of another that was made under the same name meanwhile. Else `ApiUnavailable`: look again."""
         path = _SERVICES.path(f"{GROUP}/{VERSION}", namespace, name) + "/status"
-        body = {"metadata": {"resourceVersion": version}, "status": patch}
+        return await self._patch_status(path, KIND, name, {"metadata": {"resourceVersion": version}, "status": patch})
+
+    async def _patch_status(self, path: str, kind: str, name: str, body: Object) -> Object | None:
         query = [("fieldManager", FIELD_MANAGER)]
         try:
-            return await self._call("PATCH", path, "InferenceService", body, _MERGE, query, transient=(408, 429))
+            return await self._call("PATCH", path, kind, body, MERGE, query, transient=(408, 429))
         except ApiRefused as error:
             if error.status != 409:
                 raise
@@ -179,7 +211,7 @@ class Cluster:
         known = await self._call("GET", path, "Event") or {}
         patch = {"count": int(known.get("count") or 1) + 1}
         patch |= {field: event[field] for field in ("lastTimestamp", "message", "type")}
-        await self._call("PATCH", path, "Event", patch, _MERGE)
+        await self._call("PATCH", path, "Event", patch, MERGE)
 
     def _path(self, kind: str, namespace: str | None, name: str = "") -> str:
         found = _WRITABLE[kind]
@@ -198,7 +230,7 @@ class Cluster:
     ) -> Object | None:
         loop = asyncio.get_running_loop()
         for attempt in range(_ATTEMPTS):
-            answer = await loop.run_in_executor(self._threads, self._send, verb, path, body, content_type, query or [])
+            answer = await loop.run_in_executor(self._threads, self._send, verb, path, body, content_type, query)
             self._metrics.api_calls.labels(verb, kind, str(answer.status)).inc()
             if not (answer.status == 0 or answer.status >= 500 or answer.status in transient):
                 return answer.result(f"{verb} {path}")
@@ -207,45 +239,14 @@ class Cluster:
                 await asyncio.sleep(max(backoff, min(answer.retry_after or 0.0, _LONGEST_WAIT)))
         raise ApiUnavailable(f"{verb} {path}: {answer.message}", retry_after=answer.retry_after)
 
-    def _send(self, verb: str, path: str, body: Any, content_type: str, query: list[tuple[str, str]]) -> _Answer:
-        headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
-        request = self._client.param_serialize(verb, path, {}, query, headers, body, auth_settings=["BearerToken"])
-        try:
-            response = self._client.call_api(*request, _request_timeout=_TIMEOUT)
-            text = response.read()  # type: ignore[no-untyped-call]
-        except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
-            return _Answer(int(getattr(error, "status", 0) or 0), str(error), None, None)
-        retry_after = response.headers.get("Retry-After", "")
-        return _Answer.of(response.status, text, float(retry_after) if retry_after.isdigit() else None)
+    def _send(
+        self, verb: str, path: str, body: Any, content_type: str, query: list[tuple[str, str]] | None
+    ) -> Answer:
+        """Send on a thread of the pool. The last look at the leadership comes here, when the call's turn has come."""
+        if verb != "GET" and not self._leadership.may_act():
+            return Answer(0, "this operator doesn't lead any more")
+        return send(self._client, verb, path, body, content_type, query)
 
 
 def _by(manager: str) -> list[tuple[str, str]]:
     return [("fieldManager", manager), ("force", "true")]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One answer of the API server; status 0 means that there was none."""
-
-    status: int
-    message: str
-    data: Object | None
-    retry_after: float | None
-
-    @classmethod
-    def of(cls, status: int, text: bytes, retry_after: float | None) -> _Answer:
-        try:
-            data = json.loads(text)
-        except ValueError:
-            return cls(status if status >= 300 else 502, text[:200].decode(errors="replace"), None, retry_after)
-        message = str(data.get("message", ""))
-        if status == 500 and message.startswith(_MISTYPED):
-            status = 400
-        return cls(status, message, data, retry_after)
-
-    def result(self, what: str) -> Object | None:
-        if self.status == 404:
-            return None
-        if self.status >= 300:
-            raise ApiRefused(self.status, self.message or f"{what}: HTTP {self.status}")
-        return self.data

@@ -200,6 +200,13 @@ async def test_a_child_is_created_only_where_there_is_none(api, server):
     assert [json.loads(request[3])["metadata"]["resourceVersion"] for request in server.requests] == ["1", "1"]
 
 
+async def test_old_servers_are_told_once_more_to_create_a_service(api, server):
+    refusal = {"message": "resourceVersion should not be set on objects to be created"}
+    server.answers = [(500, refusal, {}), (201, {"metadata": {"name": "chat"}}, {})]
+    assert await api.create(child("Service")) == {"metadata": {"name": "chat"}}
+    assert [json.loads(request[3])["metadata"].get("resourceVersion") for request in server.requests] == ["1", None]
+
+
 async def test_a_deletion_is_of_this_very_object(api, server):
     live = {"kind": "Deployment", "metadata": {"name": "chat", "namespace": "a", "uid": "u"}}
     server.answers = [(200, {}, {}), (404, {"message": "gone"}, {}), (409, {"message": "uid differs"}, {})]
