@@ -11,7 +11,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from model_gguf import stored_name
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 from transformers.utils import logging as transformers_logging
 
@@ -58,84 +59,24 @@ def tiny_config(**overrides) -> LlamaConfig:
 def tiny_llama(seed: int = 0, **overrides) -> LlamaForCausalLM:
     """Return a random Llama in float32; biases and norms are random too, so that leaving one out shows."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(tiny_config(**overrides)).eval()
+    return shaken(LlamaForCausalLM(tiny_config(**overrides)).eval())
+
+
+def shaken(model: PreTrainedModel, norm: float = 1.0) -> PreTrainedModel:
+    """Make a model's biases random, in place, and its norms' weights around `norm`."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2)
             elif "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(norm - 0.5, norm + 0.5)
     return model
 
 
-def save_folder(model: LlamaForCausalLM, folder: Path, *, shard: str = "1GB") -> str:
+def save_folder(model: PreTrainedModel, folder: Path, *, shard: str = "1GB") -> str:
     """Write a model as a Hugging Face folder and return its URI."""
     model.save_pretrained(folder, max_shard_size=shard)
     return str(folder)
-
-
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def save_gguf(model: LlamaForCausalLM, path: Path, kind: str = "F32", *, architecture: str = "llama") -> str:
-    """Write a model as llama.cpp's converter does (rotated rows reordered, norms in float32) and return its URI."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(config.vocab_size)
-    if config.rope_parameters["rope_type"] == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
-    if config.rope_parameters["rope_type"] == "llama3":
-        inverse = model.model.rotary_emb.inv_freq
-        plain = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / inverse).numpy().astype(np.float32))
-    for name, tensor in model.state_dict().items():
-        if not (name == "lm_head.weight" and config.tie_word_embeddings):
-            _add_tensor(writer, config, name, tensor.numpy(), kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
-
-
-def _stored_name(name: str) -> str:
-    stem, suffix = name.rsplit(".", 1)
-    parts = stem.split(".")
-    stored = f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}" if "layers" in parts else _GGUF_NAMES[stem]
-    return f"{stored}.{suffix}"
-
-
-def _add_tensor(writer: gguf.GGUFWriter, config: LlamaConfig, name: str, values: np.ndarray, kind: str) -> None:
-    if "q_proj" in name or "k_proj" in name:
-        heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-    quantisation = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]
-    writer.add_tensor(_stored_name(name), gguf.quants.quantize(values, quantisation), raw_dtype=quantisation)
 
 
 def smollm2_reference() -> LlamaForCausalLM:
@@ -164,7 +105,7 @@ def smollm2_reference() -> LlamaForCausalLM:
     data = np.memmap(file.path, mode="r")
     state = model.state_dict()
     for name in state:
-        stored = file.tensors["token_embd.weight" if name == "lm_head.weight" else _stored_name(name)]
+        stored = file.tensors["token_embd.weight" if name == "lm_head.weight" else stored_name("llama", name)]
         kind = gguf.GGMLQuantizationType(stored.type_id)
         block, size = gguf.GGML_QUANT_SIZES[kind]
         raw = data[stored.offset :][: math.prod(stored.shape) // block * size].reshape(*stored.shape[:-1], -1)
@@ -182,7 +123,7 @@ class Reference:
     margins: list[float]
 
 
-def reference(model: LlamaForCausalLM, prompt: Sequence[int], count: int) -> Reference:
+def reference(model: PreTrainedModel, prompt: Sequence[int], count: int) -> Reference:
     """Generate `count` greedy tokens with `transformers`; the models here know no end-of-text token."""
     with torch.no_grad():
         result = model.generate(
@@ -212,13 +153,19 @@ def divergences(outputs: Mapping[int, Sequence[int]], references: Mapping[int, R
     return count
 
 
-def logits_of(uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four."""
+def logits_of(
+    uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: torch.dtype = torch.float32, limit: int | None = None
+) -> torch.Tensor:
+    """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four.
+
+    `limit` is the model's length (None: what it was trained for).
+    """
     config, weights = open_model(locate_model(uri))
+    config = config.limited(limit or config.max_positions)
     device = torch.device("cpu")
     decoder = Decoder(config, weights, dtype=dtype, device=device)
     pool = KvPool(config, 300, 4, dtype, device)
-    planner = AttentionPlanner(4, dtype)
+    planner = AttentionPlanner(4, dtype, window=config.window)
     blocks = np.random.default_rng(0).permutation(300).tolist()
     assert sum(chunks) == len(tokens)
     rows, start = [], 0
@@ -229,21 +176,10 @@ def logits_of(uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: tor
     return torch.cat(rows)
 
 
-def reference_logits(model: LlamaForCausalLM, tokens: Sequence[int]) -> torch.Tensor:
+def reference_logits(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
     """Return the logits [T, vocab] that `transformers` computes."""
     with torch.no_grad():
         return model(torch.tensor([list(tokens)])).logits[0]
-
-
-def rounded(model: LlamaForCausalLM, kind: str) -> LlamaForCausalLM:
-    """Round a model's matrices to what a GGUF type can hold, in place: the reference for a quantised file."""
-    quantisation = gguf.GGMLQuantizationType[kind]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                stored = gguf.quants.quantize(parameter.numpy(), quantisation)
-                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, quantisation).copy()))
-    return model
 
 
 @dataclass

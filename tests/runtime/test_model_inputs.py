@@ -10,6 +10,7 @@ import model_harness as harness
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_gguf import save_gguf
 
 from paceline_runtime.chat_template import ChatTemplate
 from paceline_runtime.gguf_file import read_gguf
@@ -141,7 +142,7 @@ def test_folders(tmp_path):
 @pytest.fixture(scope="module")
 def good_gguf(tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    harness.save_gguf(harness.tiny_llama(num_hidden_layers=1), path)
+    save_gguf(harness.tiny_llama(num_hidden_layers=1), path)
     return path.read_bytes()
 
 
@@ -252,7 +253,7 @@ def test_misshapen_and_unknown_tensors(tmp_path):
     path = tmp_path / "model.gguf"
     model = harness.tiny_llama(num_hidden_layers=1)
     model.config.vocab_size = 300
-    harness.save_gguf(model, path)
+    save_gguf(model, path)
     with pytest.raises(ModelFormatError, match=r"token_embd.weight has the shape \(199, 64\)"):
         load_model(str(path))
     content = path.read_bytes()
@@ -264,7 +265,7 @@ def test_misshapen_and_unknown_tensors(tmp_path):
 
 
 def test_quantization_must_match(tmp_path):
-    uri = harness.save_gguf(harness.tiny_llama(num_hidden_layers=1), tmp_path / "model.gguf", "Q8_0")
+    uri = save_gguf(harness.tiny_llama(num_hidden_layers=1), tmp_path / "model.gguf", "Q8_0")
     load_model(uri, quantization="q8_0", num_blocks=2).runner.close()
     load_model(uri, quantization="gguf", num_blocks=2).runner.close()
     with pytest.raises(UnsupportedModel, match="isn't quantised as 'Q4_K': its tensors are F32, Q8_0"):

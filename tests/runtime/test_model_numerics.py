@@ -6,6 +6,7 @@ import random
 import model_harness as harness
 import pytest
 import torch
+from model_gguf import rounded, save_gguf
 from transformers import LlamaForCausalLM
 
 TOLERANCE = 1e-4
@@ -51,22 +52,22 @@ def test_safetensors(name, chunks, tmp_path):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gguf(name, tmp_path):
     model = harness.tiny_llama(**CONFIGS[name])
-    assert_agree(harness.save_gguf(model, tmp_path / "model.gguf"), model, CHUNKS["chunks"])
+    assert_agree(save_gguf(model, tmp_path / "model.gguf"), model, CHUNKS["chunks"])
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
 def test_quantised_gguf(kind, tmp_path):
     model = harness.tiny_llama()
-    uri = harness.save_gguf(model, tmp_path / "model.gguf", kind)
+    uri = save_gguf(model, tmp_path / "model.gguf", kind)
     exact = harness.reference_logits(model, TOKENS)
-    assert_agree(uri, harness.rounded(model, kind), CHUNKS["chunks"])
+    assert_agree(uri, rounded(model, kind), CHUNKS["chunks"])
     assert (harness.reference_logits(model, TOKENS) - exact).abs().max() > TOLERANCE, (
         "rounding must show, or this proves little"
     )
 
 
 def test_gguf_as_transformers_reads_it(tmp_path):
-    uri = harness.save_gguf(harness.tiny_llama(attention_bias=False), tmp_path / "model.gguf", "Q8_0")
+    uri = save_gguf(harness.tiny_llama(attention_bias=False), tmp_path / "model.gguf", "Q8_0")
     theirs = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
     assert_agree(uri, theirs, CHUNKS["whole"])
 
