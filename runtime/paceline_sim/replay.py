@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from paceline_core.causes import Causes
+from paceline_core.causes import Causes, Story
 from paceline_core.errors import RequestRefused
 from paceline_core.knobs import Knobs
-from paceline_core.plan import StepShape
+from paceline_core.plan import StepPlan, StepShape
+from paceline_core.request import Ended
 from paceline_core.scheduler import Scheduler
 from paceline_core.step_time import StepPredictor
 from paceline_core.stride import Stride
@@ -25,9 +27,22 @@ from paceline_sim.result import Outcome, Result
 from paceline_sim.tally import Tally
 from paceline_sim.trace import Trace
 
-__all__ = ["simulate"]
+__all__ = ["ReplayObserver", "simulate"]
 
 StepObserver = Callable[[float, float, StepShape, int], None]
+
+
+class ReplayObserver(Protocol):
+    """Sees a replay in full: who was in each step, and why each request took as long as it did."""
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """Take a plan made at `now`: who is in it, who lost its memory."""
+
+    def completed(self, plan: StepPlan, end: float, duration: float, kv_blocks: int) -> None:
+        """Take a step that ended, with the KV blocks that were in use during it."""
+
+    def ended(self, ended: Ended, story: Story) -> None:
+        """Take a request's end, with the parts of its time and their culprits."""
 
 
 def simulate(
@@ -40,19 +55,22 @@ def simulate(
     pipeline_depth: int = 1,
     skip_ahead: bool = True,
     on_step: StepObserver | None = None,
+    observer: ReplayObserver | None = None,
 ) -> Result:
     """Return what becomes of `trace` under `knobs` on an engine whose steps take what `model` says.
 
     `num_blocks` sizes the KV pool, `max_model_len` (tokens) bounds a request, `pipeline_depth` is the engine's. `skip_ahead`
     takes steps that can only repeat each other in one stride: much faster and, to the last bit, the same result. `on_step`
-    sees each step as it ends: (end, seconds, shape, KV blocks in use). Raises `RequestRefused` that names the request's
-    place in the trace if it could never run there.
+    sees each step as it ends: (end, seconds, shape, KV blocks in use); `observer` sees all, but only without skipping.
+    Raises `RequestRefused` that names the request's place in the trace if it could never run there.
     """
+    assert observer is None or not skip_ahead, "skipped steps have no plans to observe"
     scheduler = Scheduler(
         knobs, num_blocks=num_blocks, max_model_len=max_model_len, pipeline_depth=pipeline_depth, step_model=model
     )
     tally = Tally(trace.requests[0].arrival)
-    return _Replay(trace, scheduler, model, VirtualRunner(model), tally, skip_ahead, on_step, Causes(model)).run()
+    causes = Causes(model, culprits=observer is not None)
+    return _Replay(trace, scheduler, model, VirtualRunner(model), tally, skip_ahead, on_step, causes, observer).run()
 
 
 @dataclass(slots=True)
@@ -65,6 +83,7 @@ class _Replay:
     skip_ahead: bool
     on_step: StepObserver | None
     causes: Causes
+    observer: ReplayObserver | None
     arrived: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
 
@@ -77,14 +96,23 @@ class _Replay:
                 self._arrive(now)
             while (plan := self.scheduler.schedule(now)) is not None:
                 self.causes.planned(plan, now)
+                if self.observer is not None:
+                    self.observer.planned(plan, now)
                 self.runner.submit(plan, now)
             self.causes.queue_waits(self.scheduler.waits_for, now)
             now = self._next_time(now)
             if now == self.runner.next_end:
                 self._complete(now)
-            self.outcomes.extend(Outcome.of(ended, self.causes.ended(ended).parts) for ended in self.scheduler.take_ended())
+            self._take_ended()
             self._arrive(now)
         return self._result(now)
+
+    def _take_ended(self) -> None:
+        for ended in self.scheduler.take_ended():
+            story = self.causes.ended(ended)
+            self.outcomes.append(Outcome.of(ended, story.parts))
+            if self.observer is not None:
+                self.observer.ended(ended, story)
 
     def _result(self, now: float) -> Result:
         self.outcomes.sort(key=lambda outcome: outcome.index)
@@ -135,6 +163,8 @@ class _Replay:
         kv_blocks = self.scheduler.gauges().kv_blocks_used
         self.scheduler.complete(plan, result, now)
         self.causes.completed(plan, now, result.duration)
+        if self.observer is not None:
+            self.observer.completed(plan, now, result.duration, kv_blocks)
         if plan.scheduled:
             self._count(now, result.duration, len(plan.scheduled), len(result.tokens), plan.shape, kv_blocks)
 
