@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
 from functools import partial
 
@@ -21,9 +22,11 @@ from paceline_core.main import run_command
 from paceline_operator.admin_client import AdminClient
 from paceline_operator.cluster import Cluster, load_configuration
 from paceline_operator.controller import Controller
-from paceline_operator.errors import SettingsError, WatchEnded
+from paceline_operator.errors import LeaseError, SettingsError, WatchEnded
 from paceline_operator.handlers import make_registry, make_settings, watch_new_kinds
-from paceline_operator.metrics import Metrics, serve
+from paceline_operator.health import Health, serve
+from paceline_operator.leader import Elected, Election
+from paceline_operator.metrics import Metrics
 from paceline_operator.settings import Settings, load_settings, settings_help
 
 __all__ = ["main"]
@@ -31,6 +34,7 @@ __all__ = ["main"]
 _DESCRIPTION = "Turn InferenceServices into batching pods. Talks to the API server that KUBECONFIG or the pod names."
 _ATTEMPT = re.compile(r"Request attempt #(\d+) failed")  # how kopf begins it
 _TOLD_ATTEMPTS = 2
+_BEAT = 1.0  # seconds between two signs of life of the event loop
 _FATAL = (APIError, APISessionClosed, WatchingError)  # what kopf gives up on: forbidden, not found, errors for a minute
 _ATTEMPTS_A_MINUTE = 30  # with the 2 s of `handlers._BACKOFFS`
 
@@ -56,17 +60,41 @@ def _run() -> None:
         handler.addFilter(_tell_outages_rarely)
         handler.addFilter(_tell_the_end_once)
         handler.addFilter(_tell_nothing_of_missing_kinds)
-    metrics = Metrics()
-    cluster = Cluster(load_configuration(), metrics, threads=settings.workers)
+    metrics, health = Metrics(), Health()
+    leadership = _candidate(settings, metrics, health)
+    _serve_health(settings, health, metrics)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leadership.stop())  # until kopf has its own
     try:
-        serve(metrics, settings)
+        if leadership.acquire():
+            _lead(settings, metrics, health, leadership)
+    finally:
+        leadership.release()
+
+
+def _candidate(settings: Settings, metrics: Metrics, health: Health) -> Election | Elected:
+    if not settings.leader_election:
+        return Elected()
+    beat = partial(health.beat, "lease")
+    return Election(load_configuration(), settings.operator_namespace, settings.lease_name, metrics, beat=beat)
+
+
+def _serve_health(settings: Settings, health: Health, metrics: Metrics) -> None:
+    try:
+        if settings.metrics_port:
+            serve(settings.metrics_host, settings.metrics_port, health, metrics.registry)
     except OSError as error:
         raise SettingsError(f"PACELINE_METRICS_PORT={settings.metrics_port} can't be used: {error.strerror}") from error
+
+
+def _lead(settings: Settings, metrics: Metrics, health: Health, leadership: Election | Elected) -> None:
+    """Operate until told to end. Raises `LeaseError` if the leadership is lost, `WatchEnded` if a watch is."""
+    cluster = Cluster(load_configuration(), metrics, threads=settings.workers, leadership=leadership)
     try:
-        asyncio.run(_operate(settings, cluster, metrics))
+        asyncio.run(_operate(settings, cluster, metrics, health, leadership))
     except _FATAL as error:
         remedy = (
-            "see that the CRD is installed and that the rights of the chart's ClusterRole are granted, and start it again"
+            "see that the CRDs are installed and that the rights of the chart's ClusterRole are granted, and start it again"
         )
         raise WatchEnded(f"a watch has ended for good: {_words(error)}: {remedy}") from error
 
@@ -92,11 +120,17 @@ def _tell_nothing_of_missing_kinds(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Unresolved resources cannot be served")
 
 
-async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> None:
-    admin = AdminClient(timeout=settings.admin_timeout, concurrency=settings.admin_concurrency)
+async def _operate(
+    settings: Settings, cluster: Cluster, metrics: Metrics, health: Health, leadership: Election | Elected
+) -> None:
+    admin = AdminClient(timeout=settings.admin_timeout, concurrency=settings.admin_concurrency, leadership=leadership)
     controller = Controller(settings, cluster, admin, metrics)
-    registry, kopf_settings, insights = make_registry(controller), make_settings(), Insights()
+    registry, kopf_settings = make_registry(controller, classes=settings.use_classes), make_settings()
+    insights, lost, loop = Insights(), asyncio.Event(), asyncio.get_running_loop()
     controller.on_apis = partial(watch_new_kinds, registry, kopf_settings, insights)
+    health.ready_if("objects", lambda: "" if controller.started else "not everything is listed yet")
+    leadership.hold(lambda: _set(loop, lost))
+    beating = asyncio.create_task(_beat(health))
     await kopf.operator(
         registry=registry,
         settings=kopf_settings,
@@ -104,9 +138,24 @@ async def _operate(settings: Settings, cluster: Cluster, metrics: Metrics) -> No
         namespaces=settings.watch_namespaces,
         clusterwide=not settings.watch_namespaces,
         standalone=True,
+        stop_flag=lost,
         # kopf's own would ask for the user's name, which a container that runs under any number doesn't have
         identity=Identity(f"{platform.node()}/{os.getpid()}"),
     )
+    beating.cancel()
+    if lost.is_set():
+        raise LeaseError("another replica leads now, or may: this one ends, and starts anew as a candidate")
+
+
+def _set(loop: asyncio.AbstractEventLoop, flag: asyncio.Event) -> None:
+    """Set a flag of the loop from another thread."""
+    loop.call_soon_threadsafe(flag.set)
+
+
+async def _beat(health: Health) -> None:
+    while True:
+        health.beat("loop")
+        await asyncio.sleep(_BEAT)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,11 @@ from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, UP
 from paceline_operator.outcome import Applied, Trouble
 from paceline_operator.pods import is_mounting
 from paceline_operator.render import missing_kinds, render
+from paceline_operator.rollout import rollout_of
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.store import Key, Store
+from paceline_operator.turns import Turns, in_turn
 from paceline_operator.upgrade import hold
 
 __all__ = ["Applier"]
@@ -42,6 +44,7 @@ class Applier:
     store: Store
     metrics: Metrics
     clock: Callable[[], float]
+    turns: Turns
     # the server's own form of what we applied, where it writes things in another way, by child: (stamp, fields)
     _accepted: dict[tuple[Key, str], tuple[str, Any]] = field(default_factory=dict)
     _secrets: dict[Key, float] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Applier:
 
     def forget(self, key: Key) -> None:
         """Forget a service that is gone."""
+        self.turns.end(key)
         self._secrets.pop(key, None)
         for kind in KINDS:
             self._accepted.pop((key, kind), None)
@@ -61,17 +65,26 @@ class Applier:
         live = self.store.get(key, "Deployment", fresh["metadata"]["name"])
         live = live if live is not None and is_owned_by(live, service.uid) else None
         deployment, held = hold(fresh, live)
+        deployment, waiting = self._in_turn(key, service, deployment, live)
         failure, troubles = await self._apply_all(key, service, secret, [*others, deployment], live)
         contests = self._open_contests(key)
         return Applied(
             restart_hash=deployment["spec"]["template"]["metadata"]["annotations"][RESTART_HASH],
             failure=failure,
             held=held,
+            waiting=waiting,
             troubles=troubles,
             missing=tuple(missing_kinds(service, self.settings, apis)),
             contested=tuple(_contest_words(kind, contest) for kind, contest in contests.items()),
             again=min((self._again(contest) for contest in contests.values()), default=None),
         )
+
+    def _in_turn(
+        self, key: Key, service: InferenceService, deployment: Manifest, live: Manifest | None
+    ) -> tuple[Manifest, bool]:
+        rollout = rollout_of(live, self.store.all(key, "Pod"))
+        rolling = rollout is not None and not rollout.complete
+        return in_turn(self.turns, key, service.class_name, deployment, live, rolling=rolling)
 
     async def _apply_all(
         self, key: Key, service: InferenceService, secret: Manifest, children: list[Manifest], live: Manifest | None

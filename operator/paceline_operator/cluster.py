@@ -16,7 +16,6 @@ from kubernetes import client, config
 
 from paceline_operator.api_kinds import KINDS, OPTIONAL, Apis, Kind
 from paceline_operator.errors import ApiRefused, ApiUnavailable, SettingsError
-from paceline_operator.metrics import Metrics
 from paceline_operator.leader import Elected, Leadership
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import (
@@ -29,7 +28,7 @@ from paceline_operator.names import (
     SERVICE_LABEL,
     VERSION,
 )
-from paceline_operator.transport import APPLY, MERGE, Answer, Object, send
+from paceline_operator.transport import APPLY, MERGE, UNMADE, Answer, Object, send
 
 __all__ = ["Cluster", "load_configuration"]
 
@@ -37,10 +36,6 @@ _ATTEMPTS = 5
 _FIRST_BACKOFF = 0.2  # seconds; doubles: 0.2 … 1.6, about 3 s in all, then the queue's own backoff takes over
 _LONGEST_WAIT = 10.0  # seconds that a server's Retry-After may ask of one call
 _TRANSIENT = (408, 409, 429)
-# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field, and to one that would create
-# a Service and names a version: trying again can't help
-_NOT_SO = "resourceVersion should not be set on objects to be created"
-_MISTYPED = ("failed to create typed patch object", "failed to convert new object", _NOT_SO)
 
 
 _SERVICES, _CLASSES = Kind(GROUP, PLURAL, (VERSION,)), Kind(GROUP, CLASS_PLURAL, (VERSION,))
@@ -140,9 +135,7 @@ class Cluster:
     async def apply(self, child: Mapping[str, Any], manager: str = FIELD_MANAGER) -> Object:
         """Apply a child with our field manager, forced for the fields that it states; return the live object."""
         kind, meta = child["kind"], child["metadata"]
-        live = await self._call(
-            "PATCH", self._path(kind, meta["namespace"], meta["name"]), kind, child, APPLY, _by(manager)
-        )
+        live = await self._call("PATCH", self._path(kind, meta["namespace"], meta["name"]), kind, child, APPLY, _by(manager))
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
@@ -157,7 +150,7 @@ class Cluster:
         except ApiRefused as error:
             if error.status == 409:
                 return None
-            if _NOT_SO in str(error):  # so there is none
+            if UNMADE in str(error):  # so there is none
                 return await self.apply(child)
             raise
         if live is None:
@@ -239,9 +232,7 @@ class Cluster:
                 await asyncio.sleep(max(backoff, min(answer.retry_after or 0.0, _LONGEST_WAIT)))
         raise ApiUnavailable(f"{verb} {path}: {answer.message}", retry_after=answer.retry_after)
 
-    def _send(
-        self, verb: str, path: str, body: Any, content_type: str, query: list[tuple[str, str]] | None
-    ) -> Answer:
+    def _send(self, verb: str, path: str, body: Any, content_type: str, query: list[tuple[str, str]] | None) -> Answer:
         """Send on a thread of the pool. The last look at the leadership comes here, when the call's turn has come."""
         if verb != "GET" and not self._leadership.may_act():
             return Answer(0, "this operator doesn't lead any more")

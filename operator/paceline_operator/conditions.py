@@ -37,15 +37,16 @@ def conditions_of(
     pods: Pods,
     knobs: Mapping[str, PodKnobs],
     now: float,
+    spec_reason: str = "Invalid",
 ) -> list[Condition]:
     """Return all conditions, in the order in which they are read. `now` is in seconds since 1970."""
     alive = [pod for pod in pods if not is_leaving(pod)]
     findings = [found for found in (worst(pods, now), refused_pods(deployment)) if found]
     finding, rollout = min(findings, key=lambda found: found.rank, default=None), rollout_of(deployment, pods)
     found = [
-        _spec_valid(spec_error),
+        _spec_valid(spec_error, spec_reason),
         _ready(spec_error, applied.failure, rollout, finding),
-        _progressing(spec_error, applied.failure, rollout, finding),
+        _progressing(spec_error, applied, rollout, finding),
         _scheduled(alive, now),
         _model_ready(alive, finding),
         _children_applied(spec_error, applied),
@@ -56,9 +57,9 @@ def conditions_of(
     return found + (_tuned(service) if service and service.spec.tuning else [])
 
 
-def _spec_valid(spec_error: str) -> Condition:
+def _spec_valid(spec_error: str, reason: str) -> Condition:
     if spec_error:
-        return Condition("SpecValid", "False", "Invalid", spec_error)
+        return Condition("SpecValid", "False", reason, spec_error)
     return Condition("SpecValid", "True", "Valid", "every field can be used")
 
 
@@ -80,11 +81,14 @@ def _ready(spec_error: str, failure: Trouble | None, rollout: Rollout | None, fi
     return Condition("Ready", "False", finding.reason if finding else "Starting", f"{counts}{_because(finding)}")
 
 
-def _progressing(spec_error: str, failure: Trouble | None, rollout: Rollout | None, finding: Finding | None) -> Condition:
+def _progressing(spec_error: str, applied: Applied, rollout: Rollout | None, finding: Finding | None) -> Condition:
     if spec_error:
         return Condition("Progressing", "False", "InvalidSpec", "nothing is rolled out while the spec can't be used")
-    if failure:
-        return Condition("Progressing", "False", *failure)
+    if applied.failure:
+        return Condition("Progressing", "False", *applied.failure)
+    if applied.waiting:
+        message = "the class has changed: the pods are replaced when other services of the class are done with theirs"
+        return Condition("Progressing", "True", "WaitingForTurn", message)
     if rollout is None:
         return Condition("Progressing", "True", "Creating", "the Deployment is being made")
     if rollout.complete:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 from paceline_operator.admin_client import AdminClient
 from paceline_operator.api_kinds import KINDS
+from paceline_operator.class_keeper import ClassKeeper, concerned
 from paceline_operator.cluster import Cluster
 from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.knob_sync import KnobState, KnobSync, PodKnobs, Target
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import KIND
+from paceline_operator.names import CLASS_KIND, KIND
 from paceline_operator.pods import Instance, instances
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.settings import Settings
@@ -24,6 +25,7 @@ from paceline_operator.workqueue import WorkQueue
 __all__ = ["Controller"]
 
 logger = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
 _START_RETRY = 1.0  # seconds between attempts to list everything at start
 _RELIST = 600.0  # seconds between lists when nothing hints at a gap in the watches
 _DEBOUNCE = 1.0  # seconds that a hint waits for its siblings: a gap hits all watches at once
@@ -39,9 +41,13 @@ class Controller:
         self._admin = admin
         self._metrics = metrics
         self._store = Store()
-        self._reconciler = Reconciler(settings, cluster, self._store, metrics, time.monotonic)
+        self._classes = ClassKeeper(cluster)
+        self._class_queue: WorkQueue[str] = WorkQueue()
         self._sync = KnobSync(admin, metrics)
         self._queue: WorkQueue[Key] = WorkQueue()
+        self._reconciler = Reconciler(
+            settings, cluster, self._store, metrics, time.monotonic, classes=self._classes.book, wake=self._queue.add
+        )
         self._knob_queue: WorkQueue[Key] = WorkQueue()
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
@@ -50,6 +56,7 @@ class Controller:
         self._gap = asyncio.Event()
         self._complaint = ""
         self._tasks: list[asyncio.Task[None]] = []
+        self.started = False  # everything has been listed, and workers are at it
         self.on_apis: Callable[[], Awaitable[None]] = _nothing  # called when the API server serves other kinds than before
 
     @property
@@ -60,11 +67,24 @@ class Controller:
     def observe(self, kind: str, event: Mapping[str, Any]) -> None:
         """Take one watch event (`type`, `object`) and queue a look at the service that it is about."""
         item = event["object"]
+        if kind == CLASS_KIND:
+            self._observe_class(event)
+            return
         key = self._store.remove(kind, item) if event["type"] == "DELETED" else self._store.put(kind, item)
         if event["type"] is None:
             self._gap.set()  # the watch had to list again: deletions in between were not told
         if key is not None:
             self._queue.add(key)
+
+    def _observe_class(self, event: Mapping[str, Any]) -> None:
+        name = event["object"]["metadata"]["name"]
+        if event["type"] is None:
+            self._gap.set()
+        if self._classes.observe(event):
+            services = ((key, body) for key in self._store if (body := self._store.service(key)) is not None)
+            for key in concerned(services, name):
+                self._queue.add(key)
+        self._class_queue.add(name)
 
     async def start(self) -> None:
         """List everything, then start the workers: what exists must be known before something seems to be missing."""
@@ -72,8 +92,10 @@ class Controller:
             await asyncio.sleep(_START_RETRY)
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
+        jobs += [self._work(self._class_queue, self._report_class)]
         jobs += [self._watch_gaps(), self._verify_periodically(), self._discover_periodically()]
         self._tasks = [asyncio.create_task(job) for job in jobs]
+        self.started = True
 
     async def stop(self) -> None:
         """Stop the workers; a pass that is cut short is made again by the next operator."""
@@ -82,10 +104,11 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._queue.close()
         self._knob_queue.close()
+        self._class_queue.close()
         await self._admin.close()
         self._cluster.close()
 
-    async def _work(self, queue: WorkQueue[Key], job: Callable[[Key], Awaitable[bool]]) -> None:
+    async def _work(self, queue: WorkQueue[K], job: Callable[[K], Awaitable[bool]]) -> None:
         while True:
             key = await queue.get()
             try:
@@ -94,15 +117,19 @@ class Controller:
                 else:
                     queue.retry(key)
             except (ApiUnavailable, ApiRefused) as error:  # refused: the status; a child's refusal is told in it
-                logger.warning("%s/%s: %s; tried again in %.1f s", *key, error, queue.retry(key))
+                logger.warning("%s: %s; tried again in %.1f s", _words(key), error, queue.retry(key))
                 outcome = "refused" if isinstance(error, ApiRefused) else "unavailable"
                 self._metrics.reconciles.labels(outcome).inc()
             except Exception:  # a bug with one service must not stop the others
-                logger.exception("%s/%s: the pass failed", *key)
+                logger.exception("%s: the pass failed", _words(key))
                 self._metrics.reconciles.labels("error").inc()
                 queue.retry(key)
             finally:
                 queue.done(key)
+
+    async def _report_class(self, name: str) -> bool:
+        await self._classes.report(name)
+        return True
 
     async def _reconcile(self, key: Key) -> bool:
         """Make one pass; return False to have it tried again soon."""
@@ -160,6 +187,7 @@ class Controller:
         """Make the store what the API server has now; return False if that didn't work."""
         try:
             await self._discover()
+            await self._relist_classes()
             for namespace in self._settings.watch_namespaces or (None,):
                 for kind in (KIND, *(kind for kind in KINDS if kind in self._cluster.apis)):
                     await self._relist_kind(kind, namespace)
@@ -170,6 +198,14 @@ class Controller:
             return False
         self._complaint = ""
         return True
+
+    async def _relist_classes(self) -> None:
+        if self._settings.use_classes:
+            if self._classes.replace(await self._cluster.classes()):
+                for key in self._store:
+                    self._queue.add(key)
+            for name in self._classes.names():
+                self._class_queue.add(name)
 
     async def _relist_kind(self, kind: str, namespace: str | None) -> None:
         self._store.begin_list()
@@ -203,6 +239,10 @@ class Controller:
         self._gap.set()
         for key in self._store:
             self._queue.add(key)
+
+
+def _words(key: Hashable) -> str:
+    return "/".join(key) if isinstance(key, tuple) else f"{CLASS_KIND} {key}"
 
 
 async def _nothing() -> None:

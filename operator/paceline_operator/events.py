@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline_core.knobs import KNOBS
 from paceline_operator.names import FIELD_MANAGER, GROUP, KIND, VERSION, digest
 
 __all__ = ["Decision", "decisions", "event_of"]
@@ -21,6 +22,7 @@ _STUCK = ("Blocked", "DeadlineExceeded")
 _BAD_WHEN_FALSE = {"SpecValid", "Ready", "ChildrenApplied", "KnobsSynced"}
 # told by the event of this condition if both turn together
 _TWINS = {"ChildrenApplied": "Ready", "Progressing": "Ready"}
+_KNOB_NAMES = {spec.name for spec in KNOBS}
 _LONGEST = 1000  # the API server refuses messages above 1024 characters
 
 
@@ -46,7 +48,7 @@ def _knob_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[De
         return
     changes = [
         f"{name} {_value(before, name)} → {_value(after, name)}"
-        for name in sorted({*before, *after})
+        for name in sorted(_KNOB_NAMES & {*before, *after})
         if _value(before, name) != _value(after, name)
     ]
     if changes:

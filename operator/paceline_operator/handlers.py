@@ -18,7 +18,7 @@ from kubernetes import client
 from paceline_operator.api_kinds import WATCHED
 from paceline_operator.cluster import load_configuration
 from paceline_operator.controller import Controller
-from paceline_operator.names import GROUP, KIND, PLURAL, SERVICE_LABEL, VERSION
+from paceline_operator.names import CLASS_KIND, CLASS_PLURAL, GROUP, KIND, PLURAL, SERVICE_LABEL, VERSION
 
 __all__ = ["make_registry", "make_settings", "watch_new_kinds"]
 
@@ -47,8 +47,8 @@ def make_settings() -> kopf.OperatorSettings:
     return settings
 
 
-def make_registry(controller: Controller) -> kopf.OperatorRegistry:
-    """Return the handlers, bound to `controller`."""
+def make_registry(controller: Controller, *, classes: bool) -> kopf.OperatorRegistry:
+    """Return the handlers, bound to `controller`; `classes` says whether InferenceClasses are watched too."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry, id="login")
@@ -66,6 +66,12 @@ def make_registry(controller: Controller) -> kopf.OperatorRegistry:
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def service_event(event: Any, **_: Any) -> None:
         controller.observe(KIND, event)
+
+    if classes:
+
+        @kopf.on.event(GROUP, VERSION, CLASS_PLURAL, registry=registry)
+        async def class_event(event: Any, **_: Any) -> None:
+            controller.observe(CLASS_KIND, event)
 
     for (group, plural), kind in WATCHED.items():
 

@@ -11,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline_core.knobs import Knobs, knob, knobs_to_wire
+from paceline_core.knobs import KNOBS, CostClass, Knobs, knob, knobs_to_wire
 from paceline_operator.class_spec import InferenceClass
 from paceline_operator.errors import Problem, SpecError
-from paceline_operator.fields import wire_form
+from paceline_operator.fields import camel, wire_form
+from paceline_operator.names import digest
 from paceline_operator.spec import InferenceService, parse_service
+from paceline_operator.upgrade import ELSEWHERE
 
 __all__ = ["resolve"]
 
 Data = Mapping[str, Any]
 _SLO_KNOBS = {"ttft": "sloTtft", "tpot": "sloTpot"}
+_RESTART = {spec.name for spec in KNOBS if spec.cost is CostClass.RESTART}
 # fields whose leaves are shown in status with their origin; env may hold what shouldn't be copied around
 _SHOWN = ("accelerator", "image", "nodeSelector", "resources", "slo", "tolerations", "tuning")
 
@@ -42,10 +45,11 @@ def resolve(body: Data, cls: InferenceClass | None) -> InferenceService:
         raise SpecError((*problems, *error.problems)) from None
     if problems:
         raise SpecError(tuple(problems))
+    asked = digest(_of_pods(own))
     shown = {".".join(path): (value, "spec" if _has(own, path) else "class") for path, value in _shown(merged)}
     if cls is None:
-        return replace(service, stated=shown)
-    return replace(service, stated=shown, class_name=cls.name, limits=cls.limits)
+        return replace(service, own=asked, stated=shown)
+    return replace(service, own=asked, stated=shown, class_name=cls.name, limits=cls.limits)
 
 
 def _with_preset(cls: InferenceClass | None, own: Data, problems: list[Problem]) -> dict[str, Any]:
@@ -137,6 +141,13 @@ def _merge(base: Any, top: Any, name: str = "") -> Any:
 def _stated_knobs(spec: Data) -> frozenset[str]:
     slo = _object(spec.get("slo"))
     return frozenset(_object(spec.get("batching"))) | {knob for name, knob in _SLO_KNOBS.items() if name in slo}
+
+
+def _of_pods(own: Data) -> dict[str, Any]:
+    """Return what a spec states about the pods' template, its class included."""
+    elsewhere = {camel(name) for name in ELSEWHERE} - {"className"}
+    batching = {name: value for name, value in _object(own.get("batching")).items() if name in _RESTART}
+    return {name: value for name, value in own.items() if name not in elsewhere} | {"batching": batching}
 
 
 def _shown(spec: Data) -> Iterator[tuple[tuple[str, ...], Any]]:

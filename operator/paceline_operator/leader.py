@@ -42,7 +42,7 @@ class Leadership(Protocol):
 
 
 class Elected:
-    """The leadership of a process that nobody competes with."""
+    """The leadership of a process that nobody competes with: the same calls as an `Election`, without a Lease."""
 
     def fence(self) -> int:
         """Return 0, which neither fences nor is fenced."""
@@ -51,6 +51,19 @@ class Elected:
     def may_act(self) -> bool:
         """Return True."""
         return True
+
+    def acquire(self) -> bool:
+        """Return True."""
+        return True
+
+    def hold(self, lost: Callable[[], None]) -> None:
+        """Do nothing: it can't be lost."""
+
+    def stop(self) -> None:
+        """Do nothing: nothing waits."""
+
+    def release(self) -> None:
+        """Do nothing: nobody waits for it."""
 
 
 def monotonic() -> float:
@@ -71,6 +84,7 @@ class Election:
         identity: str = "",
         times: Times = Times(),  # noqa: B008  frozen
         clock: Callable[[], float] = monotonic,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self._api = client.ApiClient(configuration)
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -84,7 +98,7 @@ class Election:
         self._refusal: Answer | None = None
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self.looked = clock()  # when the loop last went round: for liveness
+        self._beat = beat  # called whenever the loop goes round: for liveness
 
     def fence(self) -> int:
         """Return the fencing number of this leadership."""
@@ -135,7 +149,7 @@ class Election:
 
     def _try(self) -> bool:
         """Look at the Lease; take it if it is free. Return whether it is ours now."""
-        self.looked = self._clock()
+        self._beat()
         answer = self._send("GET", f"{self._collection}/{self._name}")
         if answer.status != 404 and not 0 < answer.status < 300:
             self._complain(answer)
@@ -154,7 +168,7 @@ class Election:
 
     def _keep(self, lost: Callable[[], None]) -> None:
         while not self._ending.wait(self._times.retry):
-            self.looked = self._clock()
+            self._beat()
             if self._put(renewal(self._lease, datetime.now(UTC))):
                 continue
             if not self.may_act() or not self._still_ours():

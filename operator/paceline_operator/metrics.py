@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from paceline_operator.settings import Settings
-
-__all__ = ["Metrics", "serve"]
+__all__ = ["Metrics"]
 
 _BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -40,9 +38,3 @@ class Metrics:
         self.knob_patches = Counter(
             "paceline_operator_knob_patches", "Knob changes sent to pods, by outcome.", ["outcome"], registry=registry
         )
-
-
-def serve(metrics: Metrics, settings: Settings) -> None:
-    """Serve `/metrics` on the port of the settings from a daemon thread; port 0 serves nothing. Raises `OSError`."""
-    if settings.metrics_port:
-        start_http_server(settings.metrics_port, settings.metrics_host, registry=metrics.registry)

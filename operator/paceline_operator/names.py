@@ -20,6 +20,7 @@ __all__ = [
     "INPUTS",
     "KIND",
     "MANAGED_BY",
+    "OWN",
     "PLURAL",
     "RESTART_HASH",
     "REVISION",
@@ -27,6 +28,7 @@ __all__ = [
     "SHORT_NAME",
     "TEMPLATE",
     "TUNER_MANAGER",
+    "TURN",
     "UPGRADE",
     "VERSION",
     "admin_token",
@@ -59,6 +61,9 @@ REVISION = "paceline.io/revision"
 # on the Deployment: what spec and class ask of the pods (hash), the template that came of it, and the last upgrade done
 INPUTS = "paceline.io/inputs"
 TEMPLATE = "paceline.io/template"
+# there too: hash of the service's own spec, without its class, and the inputs that a change of the class let it roll to
+OWN = "paceline.io/own-spec"
+TURN = "paceline.io/class-turn"
 # on the InferenceService: any new value rolls the pods to what this version of the operator would make of the spec
 UPGRADE = "paceline.io/upgrade"
 _LONGEST = 63  # of a Service's name and of a label's value

@@ -12,14 +12,15 @@ Trouble = tuple[str, str]  # reason in one word, message
 @dataclass(frozen=True, slots=True)
 class Applied:
     """Outcome for one service: `failure` keeps the pods from being as they should be, `troubles` are about children that
-    they can do without. `held` is what an upgrade of the operator would change in the pods, `missing` the kinds that the
-    server lacks, `contested` the children that somebody else keeps changing, in words. `restart_hash` is that of new pods;
-    `again` the seconds until it is worth a look by itself."""
+    they can do without. `waiting` says that a change of the class waits for its turn. `held` is what an upgrade of the
+    operator would change in the pods, `missing` the kinds that the server lacks, `contested` the children that somebody else
+    keeps changing, in words. `restart_hash` is that of new pods; `again` the seconds until it is worth a look by itself."""
 
     restart_hash: str = ""
     failure: Trouble | None = None
     troubles: tuple[Trouble, ...] = ()
     held: str = ""
+    waiting: bool = False
     missing: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     again: float | None = None

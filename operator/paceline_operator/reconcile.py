@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from time import time
 
 from paceline_core.knobs import knobs_to_wire
+from paceline_operator.acceptance import accept
 from paceline_operator.applier import Applier
 from paceline_operator.children import Manifest
+from paceline_operator.classes import ClassBook
 from paceline_operator.cluster import Cluster
 from paceline_operator.drift import is_owned_by
 from paceline_operator.effective import Effective, effective, read_override, tuned_name
@@ -21,11 +23,11 @@ from paceline_operator.metrics import Metrics
 from paceline_operator.names import KIND, admin_token, digest
 from paceline_operator.outcome import Applied
 from paceline_operator.pods import instances, steady_in
-from paceline_operator.policy import check_policy
 from paceline_operator.settings import Settings
-from paceline_operator.spec import InferenceService, parse_service
+from paceline_operator.spec import InferenceService
 from paceline_operator.status import Observation, TuningStatus, merge_patch, status_of
 from paceline_operator.store import Key, Store
+from paceline_operator.turns import Turns
 
 __all__ = ["Pass", "Reconciler"]
 
@@ -52,10 +54,13 @@ class Reconciler:
     metrics: Metrics
     clock: Callable[[], float]
     tuning: Callable[[Key], TuningStatus | None] = lambda _: None
+    classes: ClassBook = field(default_factory=ClassBook)
+    wake: Callable[[Key], None] = lambda _: None  # asks for a look at a service whose turn may have come
     applier: Applier = field(init=False)
 
     def __post_init__(self) -> None:
-        self.applier = Applier(self.settings, self.cluster, self.store, self.metrics, self.clock)
+        turns = Turns(self.settings.class_rollouts, self.wake)
+        self.applier = Applier(self.settings, self.cluster, self.store, self.metrics, self.clock, turns)
 
     async def reconcile(self, key: Key, knobs: Mapping[str, PodKnobs]) -> Pass:
         """Do one pass. Raises `ApiUnavailable` if the API server can't be reached: nothing is known then."""
@@ -64,10 +69,9 @@ class Reconciler:
             self.applier.forget(key)  # owner references delete the children
             return Pass()
         try:
-            service = parse_service(body)
-            check_policy(service, self.settings)
+            service = accept(body, self.classes, self.settings)
         except SpecError as error:
-            await self._report(key, body, knobs, spec_error=str(error))
+            await self._report(key, body, knobs, refusal=error)
             return Pass()
         found = await self._effective(key, service)
         applied = await self.applier.apply(key, service, body["metadata"].get("annotations") or {})
@@ -108,7 +112,7 @@ class Reconciler:
         found: Effective | None = None,
         applied: Applied | None = None,
         target: Target | None = None,
-        spec_error: str = "",
+        refusal: SpecError | None = None,
     ) -> None:
         """Write the status if it changed, and an event for each decision in it."""
         pods = self.store.all(key, "Pod")
@@ -123,7 +127,8 @@ class Reconciler:
             service=service,
             effective=found,
             now=now(),
-            spec_error=spec_error,
+            spec_error=str(refusal) if refusal else "",
+            spec_reason=refusal.reason if refusal else "",
             applied=applied or Applied(),
             deployment=next((d for d in deployments if is_owned_by(d, body["metadata"]["uid"])), None),
             pods=pods,

@@ -54,6 +54,10 @@ def _count(text: str) -> int:
     return number
 
 
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError(text)
@@ -106,8 +110,32 @@ class Settings:
     resync_interval: float = _variable(
         "PACELINE_RESYNC_INTERVAL", _positive, 60.0, "seconds between passes over all services", "0 < seconds ≤ 86400"
     )
-    metrics_port: int = _variable("PACELINE_METRICS_PORT", _port, 0, "port of /metrics; 0: none", "a port, or 0")
-    metrics_host: str = _variable("PACELINE_METRICS_HOST", str, "0.0.0.0", "address of /metrics")  # noqa: S104  a pod's own
+    metrics_port: int = _variable(
+        "PACELINE_METRICS_PORT", _port, 0, "port of /metrics, /healthz and /readyz; 0: none", "a port, or 0"
+    )
+    metrics_host: str = _variable("PACELINE_METRICS_HOST", str, "0.0.0.0", "address of /metrics, /healthz and /readyz")  # noqa: S104  a pod's own
+    use_classes: bool = _variable(
+        "PACELINE_CLASSES",
+        _boolean,
+        True,
+        "whether InferenceClasses are read, a right on the whole cluster",
+        "true or false",
+    )
+    class_rollouts: int = _variable(
+        "PACELINE_CLASS_ROLLOUTS",
+        _count,
+        10,
+        "services of one class that a change of the class may roll at once",
+        "a whole number from 1 to 1024",
+    )
+    leader_election: bool = _variable(
+        "PACELINE_LEADER_ELECTION",
+        _boolean,
+        False,
+        "whether replicas elect a leader, by a Lease in PACELINE_OPERATOR_NAMESPACE; without it there may be one only",
+        "true or false",
+    )
+    lease_name: str = _variable("PACELINE_LEASE_NAME", str, "paceline-operator", "name of that Lease")
     log_level: str = _variable("PACELINE_LOG_LEVEL", _level, "INFO", "how much is logged", "DEBUG, INFO, WARNING or ERROR")
 
 
@@ -126,6 +154,8 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         raise SettingsError(
             "PACELINE_RUNTIME_IMAGE is not set: name the image of the runtime, as in registry/paceline-runtime:1.0"
         )
+    if settings.leader_election and not settings.operator_namespace:
+        raise SettingsError("PACELINE_LEADER_ELECTION=true needs PACELINE_OPERATOR_NAMESPACE: the namespace of the Lease")
     return settings
 
 
@@ -142,7 +172,7 @@ def settings_help() -> str:
 def _parsed(metadata: Mapping[str, Any], text: str) -> Any:
     try:
         return metadata["parse"](text)
-    except ValueError:
+    except (ValueError, KeyError):
         raise SettingsError(f"{metadata['variable']}={text!r} can't be used: give {metadata['allowed']}") from None
 
 

@@ -217,7 +217,8 @@ class InferenceService:
 
     `given` names the knobs that the spec states, `inherited` those that it leaves to the class. What the tuner found comes
     on top of them (`effective`). `class_name` is the class in force ("": none), `limits` its lowest and highest value by
-    knob, `stated` the value and origin ("spec", "class") by path of what else spec or class say.
+    knob, `stated` the value and origin ("spec", "class") by path of what else spec or class say, `own` the hash of what the
+    service asks for by itself.
     """
 
     name: str
@@ -231,6 +232,7 @@ class InferenceService:
     class_name: str = ""
     limits: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     stated: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    own: str = ""
 
     @property
     def model_name(self) -> str:

@@ -19,9 +19,10 @@ from paceline_operator.outcome import Applied
 from paceline_operator.render import service_url
 from paceline_operator.spec import InferenceService
 
-__all__ = ["Observation", "TuningStatus", "merge_patch", "status_of"]
+__all__ = ["Observation", "TuningStatus", "dated", "merge_patch", "status_of"]
 
 _MOST_PODS = 32
+_OF_SPEC = ("strategy", "model", "slo", "tuning", "url", "effective", "className")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,9 @@ class TuningStatus:
 class Observation:
     """Everything that the status is made of.
 
-    `service` is None if the spec can't be used; `spec_error` says why then. `effective` are the knobs in force (None: those
-    of the service). `applied` is what came of applying the children. `knobs` is the knob state by pod name, `tuning` what
-    the tuner says (None: nothing). `now` is an RFC 3339 time.
+    `service` is None if the spec can't be used; `spec_error` says why then, `spec_reason` in one word. `effective` are the
+    knobs in force (None: those of the service). `applied` is what came of applying the children. `knobs` is the knob state
+    by pod name, `tuning` what the tuner says (None: nothing). `now` is an RFC 3339 time.
     """
 
     body: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Observation:
     now: str
     effective: Effective | None = None
     spec_error: str = ""
+    spec_reason: str = "Invalid"
     applied: Applied = field(default_factory=Applied)
     deployment: Mapping[str, Any] | None = None
     pods: Sequence[Mapping[str, Any]] = ()
@@ -64,7 +66,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "replicas": int(deployed.get("replicas") or 0),
         "readyReplicas": int(deployed.get("readyReplicas") or 0),
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector(meta["name"]).items())),
-        "conditions": [_dated(condition, old, generation, seen.now) for condition in found],
+        "conditions": [dated(condition, old, generation, seen.now) for condition in found],
         "pods": _pods(seen.knobs),
         "podCount": len(seen.knobs),
     }
@@ -80,6 +82,7 @@ def _conditions(seen: Observation) -> list[Condition]:
         seen.service,
         seen.spec_error,
         seen.applied,
+        spec_reason=seen.spec_reason,
         deployment=seen.deployment,
         pods=seen.pods,
         knobs=seen.knobs,
@@ -96,13 +99,14 @@ def _of_spec(service: InferenceService, found: Effective) -> dict[str, Any]:
         "slo": _slo_text(service),
         "tuning": service.tuning.mode,
         "url": service_url(service),
-        "effective": _rows(found),
+        "effective": _rows(found) | _stated_rows(service),
+        **({"className": service.class_name} if service.class_name else {}),
     }
 
 
 def _kept(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the last usable spec left: with a broken edit the pods keep running under it."""
-    return {name: old[name] for name in ("strategy", "model", "slo", "tuning", "url", "effective") if name in old}
+    return {name: old[name] for name in _OF_SPEC if name in old}
 
 
 def _rows(found: Effective) -> dict[str, dict[str, Any]]:
@@ -113,6 +117,10 @@ def _rows(found: Effective) -> dict[str, dict[str, Any]]:
         for spec in KNOBS
         if wire[spec.name] is not None
     }
+
+
+def _stated_rows(service: InferenceService) -> dict[str, dict[str, Any]]:
+    return {path: {"value": value, "origin": origin} for path, (value, origin) in service.stated.items()}
 
 
 def _slo_text(service: InferenceService) -> str:
@@ -132,7 +140,7 @@ def _pod(knobs: PodKnobs) -> dict[str, Any]:
     return {"state": knobs.state.value} | {name: value for name, value in figures.items() if value is not None}
 
 
-def _dated(condition: Condition, old: Mapping[str, Any], generation: int, now: str) -> dict[str, Any]:
+def dated(condition: Condition, old: Mapping[str, Any], generation: int, now: str) -> dict[str, Any]:
     """Return a condition's data; its time changes only with its status."""
     known = next((c for c in old.get("conditions") or [] if c.get("type") == condition.type), None)
     same = known is not None and known.get("status") == condition.status

@@ -15,13 +15,15 @@ from kubernetes.client.exceptions import ApiException
 
 from paceline_operator.errors import ApiRefused
 
-__all__ = ["APPLY", "MERGE", "Answer", "Object", "send"]
+__all__ = ["APPLY", "MERGE", "UNMADE", "Answer", "Object", "send"]
 
 Object = dict[str, Any]
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 _TIMEOUT = (5.0, 30.0)  # seconds to connect, to answer
-# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field: trying again can't help
-_MISTYPED = ("failed to create typed patch object", "failed to convert new object")
+# servers up to 1.20 (seen there) answer 500 to an apply of a wrong type or an unknown field, and to one that would create
+# a Service and names a version: trying again can't help
+UNMADE = "resourceVersion should not be set on objects to be created"
+_MISTYPED = ("failed to create typed patch object", "failed to convert new object", UNMADE)
 
 
 @dataclass(frozen=True, slots=True)

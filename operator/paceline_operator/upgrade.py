@@ -15,14 +15,14 @@ from typing import Any
 from paceline_core.knobs import KNOBS, CostClass, knobs_to_wire
 from paceline_operator.children import Manifest, stamped
 from paceline_operator.drift import difference
-from paceline_operator.names import APPLIED, INPUTS, REVISION, TEMPLATE, UPGRADE, digest
+from paceline_operator.names import APPLIED, INPUTS, OWN, REVISION, TEMPLATE, UPGRADE, digest
 from paceline_operator.pod import revision_of
 from paceline_operator.spec import InferenceService
 
-__all__ = ["hold", "inputs_hash", "notes"]
+__all__ = ["ELSEWHERE", "held_back", "hold", "inputs_hash", "notes", "recorded"]
 
 # fields of a spec that don't reach the pod template
-_ELSEWHERE = {
+ELSEWHERE = {
     "batching", "class_name", "monitoring", "network_policy", "queue_name", "replicas", "routing", "scaling", "slo",
     "tuning",
 }  # fmt: skip
@@ -31,7 +31,7 @@ _ELSEWHERE = {
 def inputs_hash(service: InferenceService) -> str:
     """Return the hash of what spec and class ask of the pods. Defaults are left out: a version with another default, or with
     more fields, gives the same hash."""
-    stated = {name: value for name, value in _stated(service.spec).items() if name not in _ELSEWHERE}
+    stated = {name: value for name, value in _stated(service.spec).items() if name not in ELSEWHERE}
     stated.get("rollout", {}).pop("progress_deadline", None)
     wire = knobs_to_wire(service.knobs)
     named = service.given | service.inherited
@@ -43,26 +43,33 @@ def notes(service: InferenceService, template: Manifest, request: str) -> Manife
     """Return the annotations by which a later operator knows what the pods were made from. `request` is the value of the
     InferenceService's upgrade annotation."""
     text = json.dumps(template, sort_keys=True, separators=(",", ":"))
-    return {INPUTS: inputs_hash(service), TEMPLATE: text} | ({UPGRADE: request} if request else {})
+    return {INPUTS: inputs_hash(service), OWN: service.own, TEMPLATE: text} | ({UPGRADE: request} if request else {})
 
 
 def hold(deployment: Manifest, live: Mapping[str, Any] | None) -> tuple[Manifest, str]:
     """Return the Deployment to apply, and what is held back of an upgrade, in words ("": nothing)."""
     wanted, have = deployment["metadata"]["annotations"], ((live or {}).get("metadata") or {}).get("annotations") or {}
-    kept = _recorded(have)
+    kept = recorded(have)
     asked = wanted.get(UPGRADE, "") not in ("", have.get(UPGRADE, ""))
     fresh = deployment["spec"]["template"]
     if kept is None or asked or have.get(INPUTS) != wanted[INPUTS] or kept == fresh:
         return deployment, ""
-    annotations = {name: value for name, value in wanted.items() if name != APPLIED} | {TEMPLATE: have[TEMPLATE]}
+    return held_back(deployment, kept, {}), _words(kept, fresh)
+
+
+def held_back(deployment: Manifest, kept: Manifest, notes: Mapping[str, str]) -> Manifest:
+    """Return the Deployment with the template that it had, and with `notes` in place of its own annotations."""
+    text = json.dumps(kept, sort_keys=True, separators=(",", ":"))
+    meta = deployment["metadata"]
+    annotations = {name: value for name, value in meta["annotations"].items() if name != APPLIED} | {TEMPLATE: text, **notes}
     held = deployment | {
-        "metadata": {name: value for name, value in deployment["metadata"].items() if name != "annotations"},
+        "metadata": {name: value for name, value in meta.items() if name != "annotations"},
         "spec": deployment["spec"] | {"template": kept},
     }
-    return stamped(held, annotations), _words(kept, fresh)
+    return stamped(held, annotations)
 
 
-def _recorded(annotations: Mapping[str, Any]) -> Manifest | None:
+def recorded(annotations: Mapping[str, Any]) -> Manifest | None:
     """Return the template that was applied; None without one, or if somebody has edited the record."""
     try:
         template: Manifest = json.loads(annotations[TEMPLATE])

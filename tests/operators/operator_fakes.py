@@ -37,6 +37,15 @@ class FakeCluster:
     async def services(self, namespace):
         return await self.children("InferenceService", namespace)
 
+    async def classes(self):
+        return await self.children("InferenceClass", None)
+
+    async def patch_class_status(self, name, version, status):
+        self.calls.append(("status", f"InferenceClass {name}"))
+        found = copy.deepcopy(self.objects["InferenceClass", name])
+        found["status"] = overlay(found.get("status", {}), status)
+        return self.add(found)
+
     async def children(self, kind, namespace):
         return [copy.deepcopy(item) for (found, _), item in self.objects.items() if found == kind]
 

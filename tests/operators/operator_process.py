@@ -19,7 +19,7 @@ from operator_kit import KEY
 
 GROUP, VERSION, PLURAL = "paceline.io", "v1alpha1", "inferenceservices"
 CHILDREN = ["ServiceAccount", "Secret", "ConfigMap", "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment"]
-CRD = Path(__file__).parents[2] / "crds" / f"{PLURAL}.{GROUP}.yaml"
+CRDS = sorted((Path(__file__).parents[2] / "crds").glob("*.yaml"))
 _READERS = {
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "Secret": ("/api/v1", "secrets"),
@@ -70,15 +70,16 @@ class Api:
         return f"{root}/namespaces/{self.namespace}/{plural}" + (f"/{name}" if name else "")
 
     def prepare(self):
-        """Install the CRD, make the namespace."""
-        crd = yaml.safe_load(CRD.read_text())
+        """Install the CRDs, make the namespace."""
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        name = crd["metadata"]["name"]
-        if self.call("GET", f"{path}/{name}") is None:
-            self.call("POST", path, crd)
-        else:
-            self.call("PATCH", f"{path}/{name}", crd, "application/merge-patch+json")
-        eventually(lambda: self.call("GET", f"/apis/{GROUP}/{VERSION}"), "the CRD is served")
+        for crd in map(yaml.safe_load, (file.read_text() for file in CRDS)):
+            name = crd["metadata"]["name"]
+            if self.call("GET", f"{path}/{name}") is None:
+                self.call("POST", path, crd)
+            else:
+                self.call("PATCH", f"{path}/{name}", crd, "application/merge-patch+json")
+            plural = crd["spec"]["names"]["plural"]
+            eventually(lambda at=plural: self.call("GET", f"/apis/{GROUP}/{VERSION}/{at}"), f"{name} is served")
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.namespace}})
 
     def close(self):

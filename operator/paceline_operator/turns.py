@@ -1,0 +1,82 @@
+"""A change of a class rolls its services in turns: a bounded number at a time, so that a bad one stops at the first few.
+
+What a service's own spec asks for is rolled at once. A change that only its class caused waits while as many services of the
+class as may are rolling because of it; each keeps its turn until all its pods are ready. The turn stands in an annotation of
+the Deployment, so a new operator knows who has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline_operator.children import Manifest
+from paceline_operator.names import INPUTS, OWN, TURN
+from paceline_operator.store import Key
+from paceline_operator.upgrade import held_back, recorded
+
+__all__ = ["Turns", "in_turn"]
+
+
+class Turns:
+    """Who rolls and who waits, by class. `wake` is called with a service whose turn may have come."""
+
+    def __init__(self, most: int, wake: Callable[[Key], None]) -> None:
+        self._most, self._wake = most, wake
+        self._rolling: dict[Key, str] = {}
+        self._waiting: dict[Key, str] = {}  # in the order of arrival
+
+    def take(self, key: Key, cls: str) -> bool:
+        """Return whether the service may roll now; one that may not is woken later."""
+        self._waiting.pop(key, None)
+        if key not in self._rolling and self.count(cls) >= self._most:
+            self._waiting[key] = cls
+            return False
+        self._rolling[key] = cls
+        return True
+
+    def keep(self, key: Key, cls: str) -> None:
+        """Note that the service still rolls in a turn that it had, perhaps under an earlier operator."""
+        self._waiting.pop(key, None)
+        self._rolling[key] = cls
+
+    def end(self, key: Key) -> None:
+        """Note that the service has no turn (any more) and needs none; wake the next of its class."""
+        self._waiting.pop(key, None)
+        cls = self._rolling.pop(key, None)
+        following = next((other for other, of in self._waiting.items() if of == cls), None) if cls is not None else None
+        if following is not None:
+            self._wake(following)
+
+    def count(self, cls: str) -> int:
+        """Return how many services of a class roll."""
+        return sum(of == cls for of in self._rolling.values())
+
+
+def in_turn(
+    turns: Turns, key: Key, cls: str, deployment: Manifest, live: Mapping[str, Any] | None, *, rolling: bool
+) -> tuple[Manifest, bool]:
+    """Return the Deployment to apply now, and whether a change of the class has to wait for its turn.
+
+    `rolling` says that pods of the live Deployment are still being replaced or aren't ready.
+    """
+    wanted, have = deployment["metadata"]["annotations"], ((live or {}).get("metadata") or {}).get("annotations") or {}
+    if have.get(INPUTS) == wanted[INPUTS]:  # nothing new
+        if have.get(TURN) != wanted[INPUTS]:
+            turns.end(key)
+            return deployment, False
+        turns.keep(key, cls) if rolling else turns.end(key)
+        return _marked(deployment), False
+    kept = recorded(have)
+    if kept is None or have.get(OWN) != wanted[OWN] or kept == deployment["spec"]["template"]:
+        turns.end(key)
+        return deployment, False
+    if turns.take(key, cls):
+        return _marked(deployment), False
+    return held_back(deployment, kept, {name: have[name] for name in (INPUTS, TURN) if name in have}), True
+
+
+def _marked(deployment: Manifest) -> Manifest:
+    meta = deployment["metadata"]
+    annotations = meta["annotations"] | {TURN: meta["annotations"][INPUTS]}
+    return deployment | {"metadata": meta | {"annotations": annotations}}
