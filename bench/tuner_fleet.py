@@ -1,0 +1,225 @@
+"""Does tuning pay? Made-up services in virtual time, with the tuner's own code deciding and pods whose steps aren't linear.
+
+    python -m bench.tuner_fleet                          # 50 services × 2 h: about an hour of one core
+    python -m bench.tuner_fleet --services 4 --hours 0.5 # a look
+
+Pods are `paceline_sim.live.VirtualPod`: the production scheduler on a device in virtual time. The device has tiles and a
+context knee; the tuner sees only what `/admin/observe` tells, with a linear model fitted to the steps. Each service's
+traffic changes its kind half-way. Every seventh tells lies about its step times. Exit code 1 if a goal is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.tuner_report import missed, plots, report
+from bench.tuner_services import MAX_MODEL_LEN, NUM_BLOCKS, PODS, STARTS, VLLM, MadeUpService, made_up
+
+from paceline_core.knobs import Knobs, knobs_to_wire
+from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.brain import Brain, Situation
+from paceline_operator.tuning.decide import Decision, decide
+from paceline_operator.tuning.machine import Ask, PodFact, Tell
+from paceline_operator.tuning.objective import Objective
+from paceline_sim import simulate
+from paceline_sim.live import VirtualPod
+
+INTERVAL = 30.0
+TICKS = 4  # looks per interval
+GRACE = 5 * INTERVAL  # to converge in, after the start and after the shift
+WINDOW = 300.0  # of the plots
+SWEEP_SEQS, SWEEP_BUDGETS = (8, 16, 32, 64, 128, 256), (1024, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What came of one service: goodput (requests/s within the objective) of both halves' settled parts, and overall."""
+
+    name: str
+    start: str
+    lie: str
+    kinds: tuple[str, str]
+    tuned: tuple[float, float, float]
+    vllm: tuple[float, float, float]
+    best: tuple[float, float]
+    best_knobs: tuple[str, str]
+    changes: int
+    reverted: int
+    failed: int
+    final: Mapping[str, int]
+    messages: tuple[str, ...]
+    series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+class Fleet:
+    """The pods of one service and the brain that tunes them."""
+
+    def __init__(self, service: MadeUpService) -> None:
+        self.service = service
+        knobs = STARTS[service.start]
+        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
+        self.pods = [VirtualPod(knobs, service.device, **sizes, name=f"pod-{i}") for i in range(PODS)]
+        for number, pod in enumerate(self.pods):
+            pod.scale = 2.0 if service.lie == "doubled" else 1.0
+            for request in service.traffic(number).requests:
+                pod.send(request)
+        self.base = knobs_to_wire(knobs)
+        self.brain = Brain()
+        self.records: dict[str, RequestRecord] = {}
+        self.told: list[str] = []
+        self.now = 0.0
+        self._answer: Decision | None = None
+
+    def run(self) -> None:
+        end = 2 * self.service.half
+        while self.now < end:
+            self.now += INTERVAL / TICKS
+            for pod in self.pods:
+                pod.run(self.now)
+                pod.frozen = self.service.lie == "frozen" and self.now > 4 * INTERVAL
+                self._observe(pod)
+            if self.brain.state.trial is not None or self._answer is not None or self.now % INTERVAL == 0:
+                self._look()
+
+    def _observe(self, pod: VirtualPod) -> None:
+        ledger = self.brain.ledger(pod.name)
+        document = pod.observe(ledger.cursor)
+        ledger.absorb(document, self.now)
+
+    def _look(self) -> None:
+        answer, self._answer = self._answer, None
+        situation = self._situation()
+        for effect in self.brain.look(situation, self.now, answer):
+            if isinstance(effect, Tell):
+                self.told.append(f"{self.now / 60:.1f} min {effect.reason}: {effect.message}")
+            elif isinstance(effect, Ask):
+                question = self.brain.question(situation, effect, self.now)
+                self._answer = None if question is None else decide(question)
+                self.brain.searching = question is not None
+        for pod in self.pods:
+            wanted = self._wanted(pod.name)
+            if pod.knobs != wanted:
+                pod.set_knobs(wanted)
+
+    def _wanted(self, name: str) -> Knobs:
+        state = self.brain.state
+        trial = state.trial.after if state.trial is not None and name in state.trial.pods else {}
+        return STARTS[self.service.start].updated({**state.override, **trial})
+
+    def _situation(self) -> Situation:
+        service, state = self.service, self.brain.state
+        facts = tuple(PodFact(pod.name, pod.name, applied=pod.knobs == self._wanted(pod.name)) for pod in self.pods)
+        knobs = {**self.base, **state.override}
+        return Situation(
+            service.name, "Auto", "hash", knobs, {}, facts, service.ttft, service.tpot, 95.0, INTERVAL
+        )  # fmt: skip
+
+
+def outcomes_of(service: MadeUpService, fleet: Fleet) -> list[tuple[float, bool]]:
+    objective = Objective(service.ttft, service.tpot)
+    found = []
+    for pod in fleet.pods:
+        found += [(r.arrival, objective.met(r)) for r in pod.take_records()]
+        found += [(r.arrival, False) for r in pod.unfinished()]
+    return sorted(found)
+
+
+def fixed(service: MadeUpService, knobs: Knobs) -> list[tuple[float, bool]]:
+    """Return (arrival, met) of every request under knobs that never change."""
+    slo, end = Objective(service.ttft, service.tpot).slo(), 2 * service.half
+    found = []
+    for number in range(PODS):
+        result = simulate(service.traffic(number), knobs, service.device, num_blocks=NUM_BLOCKS, max_model_len=MAX_MODEL_LEN)
+        found += [(o.arrival, slo.met(o) and (o.last_token or end) <= end) for o in result.outcomes]
+    return sorted(found)
+
+
+def goodputs(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> tuple[float, float, float]:
+    """Return the goodput of the settled part of each half, and of everything (requests/s)."""
+    half, tail = service.half, service.ttft + 60.0  # who comes last can't have finished
+    spans = ((GRACE, half), (half + GRACE, 2 * half - tail), (0.0, 2 * half - tail))
+    return tuple(sum(met for arrival, met in outcomes if a <= arrival < b) / (b - a) for a, b in spans)  # type: ignore[return-value]
+
+
+def series_of(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> list[float]:
+    """Return the share of requests within the objective per window."""
+    count = int(2 * service.half // WINDOW)
+    parts: list[list[bool]] = [[] for _ in range(count)]
+    for arrival, met in outcomes:
+        if arrival < count * WINDOW:
+            parts[int(arrival // WINDOW)].append(met)
+    return [round(sum(part) / len(part), 4) if part else 1.0 for part in parts]
+
+
+def measure(job: tuple[int, float]) -> Row:
+    """Run one service tuned, under vLLM's defaults, and under every setting of the sweep."""
+    service = made_up(*job)
+    fleet = Fleet(service)
+    fleet.run()
+    tuned, vllm = outcomes_of(service, fleet), fixed(service, VLLM)
+    settings = [
+        Knobs(max_num_seqs=seqs, max_num_batched_tokens=budget) for seqs in SWEEP_SEQS for budget in SWEEP_BUDGETS
+        if budget >= seqs
+    ]  # fmt: skip
+    swept = [(goodputs(service, fixed(service, knobs)), knobs) for knobs in settings]
+    best = [max(swept, key=lambda entry: entry[0][half]) for half in (0, 1)]
+    state, final = fleet.brain.state, fleet.pods[0].knobs
+    return Row(
+        name=service.name,
+        start=service.start,
+        lie=service.lie,
+        kinds=service.kinds,
+        tuned=goodputs(service, tuned),
+        vllm=goodputs(service, vllm),
+        best=(best[0][0][0], best[1][0][1]),
+        best_knobs=tuple(f"{k.max_num_seqs}/{k.max_num_batched_tokens}" for _, k in best),  # type: ignore[arg-type]
+        changes=sum("TuningCanary" in line for line in fleet.told),
+        reverted=sum("TuningReverted" in line for line in fleet.told),
+        failed=sum(r.outcome == "refused" for ledger in fleet.brain.ledgers.values() for r in ledger.records),
+        final={"maxNumSeqs": final.max_num_seqs, "maxNumBatchedTokens": final.max_num_batched_tokens},
+        messages=(*fleet.told, f"end: {state.phase} {state.reason}: {state.message}"),
+        series={"tuned": series_of(service, tuned), "vllm": series_of(service, vllm)},
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.tuner_fleet", description="Tuned against fixed knobs, in virtual time."
+    )
+    parser.add_argument("--services", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0, help="number of the first service")
+    parser.add_argument("--hours", type=float, default=2.0, help="virtual hours per service")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--verbose", action="store_true", help="print what each tuner told")
+    options = parser.parse_args(arguments)
+    begin, rows = time.monotonic(), []
+    jobs = [(number, options.hours) for number in range(options.first, options.first + options.services)]
+    with multiprocessing.get_context("spawn").Pool(options.workers, maxtasksperchild=8) as pool:
+        for row in pool.imap(measure, jobs):
+            rows.append(row)
+            print(f"{row.name} done after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            if options.verbose:
+                print(*(f"  {line}" for line in row.messages), sep="\n", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = report(rows, options.hours, INTERVAL)
+    (options.out / "tuner_fleet.md").write_text(text, encoding="utf-8")
+    (options.out / "tuner_fleet.json").write_text(
+        json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8"
+    )
+    plots(rows, options.out, WINDOW)
+    print(text)
+    for failure in missed(rows):
+        print(f"missed: {failure}", file=sys.stderr)
+    return 1 if missed(rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

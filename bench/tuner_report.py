@@ -1,0 +1,117 @@
+"""Tables and plots of `bench.tuner_fleet`, and which goals were missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.tuner_fleet import Row
+
+OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
+
+
+def of_best(row: Row, half: int) -> float:
+    """Return the tuned goodput as a share of the best fixed setting's, in the settled part of a half."""
+    return row.tuned[half] / row.best[half] if row.best[half] else 1.0
+
+
+def of_baseline(row: Row) -> float:
+    """Return the tuned goodput as a share of that of vLLM's defaults, over everything."""
+    return row.tuned[2] / row.vllm[2] if row.vllm[2] else 1.0
+
+
+def missed(rows: Sequence[Row]) -> list[str]:
+    """Return the goals that were missed, in words."""
+    found = []
+    for row in rows:
+        if row.lie:
+            found += [f"{row.name} ({row.lie} figures): {row.changes} changes"] if row.changes else []
+            continue
+        found += [
+            f"{row.name}: {of_best(row, half):.1%} of the best fixed setting in half {half + 1} (goal {OF_BEST:.0%})"
+            for half in (0, 1)
+            if of_best(row, half) < OF_BEST
+        ]
+        if row.start == "vllm" and of_baseline(row) < OF_BASELINE:
+            found.append(f"{row.name}: {of_baseline(row):.1%} of vLLM's defaults (goal {OF_BASELINE:.0%})")
+        if row.changes > 2 * MOST_CHANGES:
+            found.append(f"{row.name}: {row.changes} changes in two stretches of traffic (goal {MOST_CHANGES} each)")
+        if row.failed:
+            found.append(f"{row.name}: {row.failed} requests failed")
+    return found
+
+
+def report(rows: Sequence[Row], hours: float, interval: float) -> str:
+    """Return the results as Markdown."""
+    honest = [row for row in rows if not row.lie]
+    lines = [
+        "# The tuner on a made-up fleet",
+        "",
+        f"**Virtual time**: {len(rows)} services × {hours:g} h, 3 pods each, interval {interval:g} s. The pods run the",
+        "production scheduler on a modelled device with tiles and a context knee, which the tuner's linear model doesn't know.",
+        "Traffic changes its kind half-way. Goodput: requests/s within the objective, in the settled part of each half (from 5",
+        "intervals after the start or the shift on). `best` is the best of 12 fixed settings for that half alone, `vLLM` is",
+        "maxNumSeqs 256 with a budget of 8192.",
+        "",
+        *_summary(honest),
+        "| service | start | traffic | tuned | vLLM | best | best knobs | tuned/best | of vLLM | changes (reverted) | end |",
+        "|---|---|---|---|---|---|---|---|---:|---:|---|",
+    ]
+    lines += [_line(row) for row in rows]
+    missing = missed(rows)
+    lines += ["", "Goals missed:" if missing else "All goals were reached.", *(f"- {text}" for text in missing)]
+    return "\n".join([*lines, "", "Again: `python -m bench.tuner_fleet`.", ""])
+
+
+def _summary(honest: Sequence[Row]) -> list[str]:
+    shares = sorted(of_best(row, half) for row in honest for half in (0, 1))
+    if not shares:
+        return []
+    middle, good = shares[len(shares) // 2], sum(share >= OF_BEST for share in shares)
+    worst = min((of_baseline(row) for row in honest if row.start == "vllm"), default=1.0)
+    changes, reverted = sum(row.changes for row in honest), sum(row.reverted for row in honest)
+    return [
+        f"Of {len(shares)} halves, {good} reach {OF_BEST:.0%} of the best fixed setting; median {middle:.1%}, worst {shares[0]:.1%}.",
+        f"Services that start with vLLM's defaults reach at least {worst:.1%} of its goodput over everything.",
+        f"{changes} changes in all, {reverted} taken back.",
+        "",
+    ]
+
+
+def _line(row: Row) -> str:
+    halves = [" ".join(f"{value:.2f}" for value in values[:2]) for values in (row.tuned, row.vllm, row.best)]
+    shares = " ".join(f"{of_best(row, half):.0%}" for half in (0, 1))
+    name = f"{row.name} ({row.lie} figures)" if row.lie else row.name
+    end = f"{row.final['maxNumSeqs']}/{row.final['maxNumBatchedTokens']}"
+    return (
+        f"| {name} | {row.start} | {' → '.join(row.kinds)} | {' | '.join(halves)} | {' '.join(row.best_knobs)} | {shares} | "
+        f"{of_baseline(row):.0%} | {row.changes} ({row.reverted}) | {end} |"
+    )
+
+
+def plots(rows: Sequence[Row], folder: Path, window: float) -> None:
+    """Draw each service's share within the objective over time, tuned and under vLLM's defaults."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [row for row in rows if not row.lie][:12]
+    if not shown:
+        return
+    height = (len(shown) + 2) // 3
+    figure, axes = plt.subplots(height, 3, figsize=(12, 2.2 * height), squeeze=False, sharey=True)
+    for axis, row in zip(axes.flat, shown, strict=False):
+        minutes = [i * window / 60 for i in range(len(row.series["tuned"]))]
+        axis.plot(minutes, row.series["vllm"], color="#bbbbbb", label="vLLM's defaults")
+        axis.plot(minutes, row.series["tuned"], color="#0b7285", label="tuned")
+        axis.set_title(f"{row.name}: {' → '.join(row.kinds)}, start {row.start}", fontsize=8)
+        axis.set_ylim(-0.03, 1.03)
+    axes[0][0].legend(fontsize=7)
+    figure.supxlabel("minutes (virtual time)", fontsize=8)
+    figure.supylabel("share within the objective", fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / "tuner_fleet.png", dpi=110)
+    plt.close(figure)

@@ -1,0 +1,180 @@
+"""One service's tuner without its effects: what its pods told, where it stands, what to ask. Time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.calibrated import calibrate
+from paceline_operator.tuning.decide import Decision
+from paceline_operator.tuning.guard import Evidence, margins, weigh
+from paceline_operator.tuning.ledger import PodLedger
+from paceline_operator.tuning.machine import Ask, Facts, PodFact, Tell, advance
+from paceline_operator.tuning.objective import Objective
+from paceline_operator.tuning.question import Question
+from paceline_operator.tuning.sampling import samples_of
+from paceline_operator.tuning.state import Phase, State, Trial
+from paceline_operator.tuning.traffic import load_ahead
+from paceline_operator.tuning.view import ServiceView, merge
+
+__all__ = ["Brain", "Situation"]
+
+_WINDOWS = (4, 8, 16, 32)  # intervals; the first that holds enough requests is judged
+_ENOUGH = 60  # requests
+_KEPT = 4000  # records of all pods of a service together
+_LEAST_KEPT = 60  # records of a pod, however many pods there are
+_BATCHES = 15  # per interval: time batches of the guard
+_GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the operator knows of a service at a look: mode, knobs in force (wire form), pods, objective, bounds, trouble."""
+
+    service: str
+    mode: str
+    spec_hash: str
+    knobs: Mapping[str, Any]
+    bounds: Mapping[str, tuple[Any, Any]]
+    pods: tuple[PodFact, ...]
+    ttft: float | None
+    tpot: float | None
+    percentile: float
+    interval: float
+    busy: str = ""
+
+
+@dataclass(slots=True)
+class Brain:
+    """Ledgers, state, and the last view and decision of one service."""
+
+    state: State = field(default_factory=State)
+    ledgers: dict[str, PodLedger] = field(default_factory=dict)
+    view: ServiceView | None = None
+    decision: Decision | None = None
+    searching: bool = False
+    _guard: Objective | None = None
+
+    def ledger(self, name: str) -> PodLedger:
+        """Return a pod's ledger, a new one for a new pod."""
+        return self.ledgers.setdefault(name, PodLedger(name))
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Forget pods that are gone; share the room among those that are there."""
+        known = set(names)
+        self.ledgers = {name: ledger for name, ledger in self.ledgers.items() if name in known}
+        for ledger in self.ledgers.values():
+            ledger.most = max(_LEAST_KEPT, min(1500, _KEPT // max(1, len(self.ledgers))))
+
+    def look(self, situation: Situation, now: float, answer: Decision | None = None) -> tuple[Tell | Ask, ...]:
+        """Take the situation in, move on, return what to do. `answer` is the twin's, if one has come."""
+        objective = self.objective(situation)
+        self.view = merge(self.ledgers.values(), objective, now, self._window(situation.interval, now))
+        if answer is not None:
+            self.searching = False
+            self.decision = answer if self.state.phase is not Phase.VERIFYING else self.decision
+        facts = Facts(
+            mode=situation.mode,
+            spec_hash=situation.spec_hash,
+            knobs=situation.knobs,
+            pods=tuple(self._judged(pod) for pod in situation.pods),
+            view=self.view,
+            interval=situation.interval,
+            percentile=situation.percentile if objective.stated else 90.0,
+            busy=situation.busy,
+            searching=self.searching,
+            decision=answer,
+            evidence=self._evidence(self.state.trial, objective, situation.interval, now),
+            after=self._after(objective, now),
+            score=self._score(objective, now),
+        )
+        self.state, effects = advance(self.state, facts, now)
+        if self.state.trial is None:
+            self._guard = None
+        elif not objective.stated and self._guard is None:
+            self._guard = objective  # a guard that moved with what it guards would guard nothing
+        self.searching = self.searching or any(isinstance(effect, Ask) for effect in effects)
+        return effects
+
+    def objective(self, situation: Situation) -> Objective:
+        """Return the stated objective, or a guard made from the latencies of now."""
+        if situation.ttft is not None or situation.tpot is not None:
+            return Objective(situation.ttft, situation.tpot, situation.percentile)
+        if self._guard is not None:
+            return self._guard
+        view = self.view
+        ttft, tpot = (view.ttft_p95, view.tpot_p95) if view is not None else (0.0, 0.0)
+        return Objective(_GUARD * ttft or None, _GUARD * tpot or None, 95.0, stated=False)
+
+    def question(self, situation: Situation, ask: Ask, now: float) -> Question | None:
+        """Return the question that `ask` is about; None while no pod has told enough to put it."""
+        trying = set(self.state.trial.pods) if self.state.trial is not None else set()
+        applied = {pod.name for pod in situation.pods if pod.applied} - trying
+        pods = [p for p in self.ledgers.values() if p.fresh and p.model is not None and p.name in applied]
+        if not pods or self.view is None:
+            return None
+        objective, newest = self.objective(situation), max(pods, key=lambda p: p.model.steps if p.model else 0)
+        assert newest.model is not None
+        since = max(now - self.view.window, self.state.since if ask.only is not None else 0.0)
+        return Question(
+            at=now,
+            service=situation.service,
+            knobs=situation.knobs,
+            bounds=situation.bounds,
+            objective=objective,
+            model=calibrate(newest.model, (step for pod in pods for step in pod.measured_steps())),
+            num_blocks=max(1, min(p.gauges.kv_blocks_total for p in pods)),
+            samples=samples_of(
+                pods, objective, since=since, now=now, epochs={p.name: p.epoch for p in pods},
+                block_size=int(situation.knobs["blockSize"]),
+            ),
+            load=1.0 if ask.only is not None else load_ahead(self.view),
+            pods=len(situation.pods),
+            step_error=self.view.step_error,
+            only=ask.only,
+            blocked=tuple(b.changes for b in self.state.blocked if b.until > now),
+        )  # fmt: skip
+
+    def _judged(self, pod: PodFact) -> PodFact:
+        ledger = self.ledgers.get(pod.name)
+        fresh = pod.fresh and ledger is not None and ledger.fresh
+        return PodFact(pod.name, pod.process, fresh, pod.applied, pod.refused)
+
+    def _window(self, interval: float, now: float) -> float:
+        arrivals = [r.arrival for pod in self.ledgers.values() if pod.fresh for r in pod.records]
+        for count in _WINDOWS:
+            if sum(arrival >= now - count * interval for arrival in arrivals) >= _ENOUGH:
+                return count * interval
+        return _WINDOWS[-1] * interval
+
+    def _evidence(self, trial: Trial | None, objective: Objective, interval: float, now: float) -> Evidence | None:
+        if trial is None or not trial.applied or not trial.pods:
+            return None
+        changed = self._scores((n for n in self.ledgers if n in trial.pods), objective, now, trial.applied)
+        others = self._scores((n for n in self.ledgers if n not in trial.pods), objective, now, trial.applied)
+        if trial.single:
+            others = [(arrival, trial.score) for arrival, _ in changed]
+        batch = min(10.0, max(1.0, interval / _BATCHES))
+        return weigh(changed, others, start=trial.applied, end=now - objective.settle, batch=batch)
+
+    def _scores(self, names: Iterable[str], objective: Objective, now: float, since: float) -> list[tuple[float, float]]:
+        return margins(self._under_current(names, since), objective, now, unknown=-1.0)
+
+    def _under_current(self, names: Iterable[str], since: float) -> Sequence[RequestRecord]:
+        pods = (self.ledgers[name] for name in names)
+        return [r for pod in pods for r in pod.records if pod.fresh and r.arrival >= since and r.epoch == pod.epoch]
+
+    def _after(self, objective: Objective, now: float) -> tuple[int, float]:
+        """Return how many requests came since the promotion and can be judged, and their share within the objective."""
+        if self.state.phase is not Phase.VERIFYING:
+            return 0, 0.0
+        records = [r for r in self._under_current(self.ledgers, self.state.since) if r.arrival <= now - objective.settle]
+        judged = [m for r in records if (m := objective.margin(r, now)) is not None]
+        return len(judged), sum(m >= 0 for m in judged) / max(1, len(judged))
+
+    def _score(self, objective: Objective, now: float) -> float:
+        scores = [s for _, s in self._scores(self.ledgers, objective, now, now - (self.view.window if self.view else 0.0))]
+        return fmean(scores) if scores else 1.0

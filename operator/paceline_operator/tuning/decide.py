@@ -1,0 +1,146 @@
+"""Which knobs next: one question in, one decision out, always the same for the same question. Pure; seconds of CPU.
+
+```
+ few requests? ─▶ wait      twin wrong? ─▶ freeze      objective kept? ─▶ leave it
+ search around the current knobs ─▶ better by more than the twin's own error, now and under the load to come? ─▶ change
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline_core.knobs import KNOBS, Knobs, knobs_from_wire, knobs_to_wire
+from paceline_operator.tuning.advice import advise, hardware
+from paceline_operator.tuning.candidates import allowed
+from paceline_operator.tuning.fidelity import check
+from paceline_operator.tuning.question import Question
+from paceline_operator.tuning.search import Found, better, search
+from paceline_operator.tuning.twin import Forecast, Twin
+
+__all__ = ["MIN_REQUESTS", "Decision", "decide"]
+
+MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
+_GAIN = 0.03  # least relative gain that is worth a change
+_SHARE_GAIN = 0.02  # least gain as a share of all requests
+_TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do: `Change` to `target` (changed knobs, wire form), `Hold`, or `Freeze` (the twin can't be trusted).
+
+    `current` and `best` are the twin's forecasts at the load to come, `gain` the relative gain in goodput (without a stated
+    objective: in tokens/s), `error` the twin's own error, `confidence` from 0 to 1 how far the gain is beyond it.
+    `advice` is what only people decide about, `hardware` what would help where no setting does.
+    """
+
+    kind: str
+    reason: str
+    message: str
+    target: Mapping[str, Any] = field(default_factory=dict)
+    current: Forecast | None = None
+    best: Forecast | None = None
+    gain: float = 0.0
+    error: float = 0.0
+    confidence: float = 0.0
+    errors: Mapping[str, float] = field(default_factory=dict)
+    tried: tuple[tuple[Mapping[str, Any], Forecast], ...] = ()
+    advice: tuple[str, ...] = ()
+    hardware: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return {
+            "kind": self.kind,
+            "reason": self.reason,
+            "message": self.message,
+            "target": dict(self.target),
+            "current": self.current and self.current.to_json(),
+            "best": self.best and self.best.to_json(),
+            "gain": round(self.gain, 6),
+            "error": round(self.error, 6),
+            "confidence": round(self.confidence, 3),
+            "errors": {name: round(value, 6) for name, value in self.errors.items()},
+            "tried": [{"knobs": dict(changes), **forecast.to_json()} for changes, forecast in self.tried],
+            "advice": list(self.advice),
+            "hardware": self.hardware,
+        }
+
+
+def decide(question: Question) -> Decision:
+    """Return the decision."""
+    knobs = knobs_from_wire(question.knobs)
+    twin = Twin(question)
+    counted = sum(r.counted for sample in twin.samples for r in sample)
+    if counted < MIN_REQUESTS:
+        return Decision("Hold", "TooFewRequests", f"{counted} requests under the current knobs, {MIN_REQUESTS} are needed")
+    fidelity = check(twin, knobs, question.objective, question.step_error)
+    if not fidelity.ok:
+        return Decision("Freeze", "TwinOff", fidelity.complaint, errors=fidelity.errors)
+    ahead = twin.forecast(knobs, load=question.load)
+    if question.only is None and _is_kept(question, ahead):
+        tried = (({}, ahead),)  # no search: the cheapest answer is the usual one
+        return Decision("Hold", "ObjectiveKept", _kept_text(question, ahead), current=ahead, best=ahead, errors=fidelity.errors,
+                        error=fidelity.attainment_error, tried=tried)  # fmt: skip
+    found = search(twin, knobs, question, ahead)
+    return _judge(question, twin, knobs, found, fidelity.errors)
+
+
+def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: Mapping[str, float]) -> Decision:
+    error = errors.get("attainment", 0.0)
+    gain, share_gain = gain_of(question, found.current, found.best), found.best.attainment - found.current.attainment
+    confidence = max(0.0, min(1.0, 1.0 - error / share_gain)) if share_gain > 0 else 0.0
+    common: dict[str, Any] = {
+        "current": found.current, "best": found.best, "gain": gain, "error": error, "confidence": confidence,
+        "errors": errors, "tried": found.tried, "advice": advise(question, twin, knobs, found),
+        "hardware": hardware(question, twin, found),
+    }  # fmt: skip
+    if not found.changes:
+        return Decision("Hold", "NoBetter", "no setting within the bounds does better than the current one", **common)
+    least = max(_SHARE_GAIN, _TWIN_ERRORS * error) if question.objective.stated else 0.0
+    if gain < _GAIN or share_gain < least:
+        text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
+        return Decision("Hold", "WithinError", text, **common)
+    if not _no_worse_now(question, twin, knobs, found):
+        return Decision("Hold", "WorseNow", "what is best for the load to come would be worse for the load of now", **common)
+    assert allowed(found.changes, question.bounds) or question.only is not None, "the search leaves the bounds"
+    return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)
+
+
+def gain_of(question: Question, current: Forecast, best: Forecast) -> float:
+    """Return the relative gain of `best`: of goodput, without a stated objective of tokens/s."""
+    before, after = (
+        (f.goodput if question.objective.stated else f.token_rate * (f.attainment > 0.5)) for f in (current, best)
+    )
+    return (after - before) / max(before, 0.05 * after, 1e-9)
+
+
+def _no_worse_now(question: Question, twin: Twin, knobs: Knobs, found: Found) -> bool:
+    if question.load == 1.0:
+        return True
+    now = twin.forecast(knobs), twin.forecast(found.knobs)
+    return not better(question, now[0], now[1])
+
+
+def _is_kept(question: Question, forecast: Forecast) -> bool:
+    return question.objective.stated and 100 * forecast.attainment >= question.objective.percentile
+
+
+def _kept_text(question: Question, ahead: Forecast) -> str:
+    share, load = ahead.attainment, question.load
+    return f"{share:.1%} of the requests keep the objective also at {load:.2f} times the load ({question.objective.slo()})"
+
+
+def _change_text(question: Question, found: Found, gain: float) -> str:
+    own = knobs_to_wire(knobs_from_wire(question.knobs))
+    steps = [f"{spec.name} {own[spec.name]} → {found.changes[spec.name]}" for spec in KNOBS if spec.name in found.changes]
+    text = f"{', '.join(steps)}: at {question.load:.2f} times the load of now, "
+    if question.objective.stated:
+        return (
+            text
+            + f"{found.best.attainment:.1%} of the requests keep the objective instead of {found.current.attainment:.1%}"
+        )
+    return text + f"{gain:+.1%} tokens/s within the latency guard"

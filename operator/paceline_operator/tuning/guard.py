@@ -1,0 +1,132 @@
+"""Is the changed pod no worse than the others? An anytime-valid test, so that it may be looked at after every request. Pure.
+
+Requests are scored from 0 to 1 by their margin to the objective (`Objective.score`). Time is cut into batches; each gives
+one difference D = mean score of the changed pods − mean score of the others, in [−1, 1]: requests of one moment share their
+luck, so a batch is one observation, not many. Two bets are made against the hypotheses
+
+    harm:  "E[D] ≥ −0.02"   whose refutation says that the change does harm
+    pass:  "E[D] ≤ −0.10"   whose refutation says that it is no worse than by a tenth of the score
+
+The capital of a bettor who stakes λ of it on each batch, K = Π (1 + λ (D − m)), is a test supermartingale if the
+hypothesis holds, for any λ chosen before the batch is seen; by Ville's inequality it ever reaches 1/α with probability at
+most α. So each verdict is wrong with probability at most α = 0.05, however often one looks and whenever one stops:
+I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86 (2024), section 4. λ is
+theirs, too (aGRAPA, appendix B.3): the stake that would have grown capital fastest on the batches so far.
+What isn't covered: with one pod, "before" and "after" differ by the traffic as well as by the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.objective import Objective
+
+__all__ = ["ALPHA", "Evidence", "Verdict", "judge", "margins", "weigh"]
+
+ALPHA = 0.05
+HARM_MARGIN = 0.02
+PASS_MARGIN = 0.10
+_STAKE = 0.95  # of the most that can't be lost in one batch
+_PRIOR = (4.0, 0.02)  # weight and variance of the batches imagined before the first, at no difference
+
+
+class Verdict(StrEnum):
+    """What the evidence says so far."""
+
+    OPEN = "Open"
+    HARM = "Harm"
+    PASS = "Pass"  # noqa: S105  a verdict, not a password
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The state of the test: batches and requests so far, the mean difference of scores, and the capital of both bets."""
+
+    verdict: Verdict
+    batches: int
+    requests: int
+    difference: float
+    harm: float
+    passed: float
+
+    @property
+    def text(self) -> str:
+        """Say it in words."""
+        figures = f"{self.batches} batches, {self.requests} requests, mean difference of scores {self.difference:+.3f}"
+        return f"{figures}; evidence of harm {self.harm:.2g}, of no harm {self.passed:.2g} (20 decides)"
+
+
+def judge(differences: Sequence[float], requests: int = 0) -> Evidence:
+    """Return the evidence of batch differences in [−1, 1], in the order of time; the first verdict stands."""
+    harm = passed = 1.0
+    most_harm = most_passed = 1.0
+    verdict = Verdict.OPEN
+    weight, prior_variance = _PRIOR
+    total, squares = 0.0, weight * prior_variance
+    for count, difference in enumerate(differences):
+        mean = total / (weight + count)
+        variance = squares / (weight + count)
+        harm *= 1.0 + _bet(-HARM_MARGIN - mean, variance, 1.0 - HARM_MARGIN) * (-HARM_MARGIN - difference)
+        passed *= 1.0 + _bet(mean + PASS_MARGIN, variance, 1.0 - PASS_MARGIN) * (difference + PASS_MARGIN)
+        most_harm, most_passed = max(most_harm, harm), max(most_passed, passed)
+        if verdict is Verdict.OPEN and max(harm, passed) >= 1 / ALPHA:
+            verdict = Verdict.HARM if harm >= passed else Verdict.PASS
+        total += difference
+        squares += (difference - mean) ** 2
+    mean = fmean(differences) if differences else 0.0
+    return Evidence(verdict, len(differences), requests, mean, most_harm, most_passed)
+
+
+def _bet(lead: float, variance: float, most_loss: float) -> float:
+    """Return the share of capital to stake: Kelly's for a gain of `lead` per batch, never so much that one batch ruins."""
+    if lead <= 0:
+        return 0.0
+    return min(lead / (variance + lead * lead), _STAKE / most_loss)
+
+
+def weigh(
+    changed: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]], *, start: float, end: float, batch: float
+) -> Evidence:
+    """Return the evidence of (arrival, score) pairs from `start` to `end`, in batches of `batch` seconds.
+
+    A batch without a request on either side is joined with the next one: nothing is made up.
+    """
+    left, right = _by_batch(changed, start, batch), _by_batch(others, start, batch)
+    differences: list[float] = []
+    pending_left: list[float] = []
+    pending_right: list[float] = []
+    requests = 0
+    for number in range(max(0, int((end - start) // batch))):
+        pending_left += left.get(number, [])
+        pending_right += right.get(number, [])
+        if pending_left and pending_right:
+            differences.append(fmean(pending_left) - fmean(pending_right))
+            requests += len(pending_left)
+            pending_left, pending_right = [], []
+    return judge(differences, requests)
+
+
+def margins(records: Iterable[RequestRecord], objective: Objective, now: float, unknown: float) -> list[tuple[float, float]]:
+    """Return (arrival, score) of each request that can be judged; one that can't by its time counts as `unknown`.
+
+    Only requests that came more than `Objective.settle` ago are looked at, so that the quick ones don't come alone.
+    """
+    found = []
+    for record in records:
+        if record.arrival > now - objective.settle or record.outcome == "aborted":
+            continue
+        margin = objective.margin(record, now)
+        found.append((record.arrival, objective.score(unknown if margin is None else margin)))
+    return found
+
+
+def _by_batch(scored: Iterable[tuple[float, float]], start: float, batch: float) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for arrival, score in scored:
+        if arrival >= start:
+            found.setdefault(int((arrival - start) // batch), []).append(score)
+    return found

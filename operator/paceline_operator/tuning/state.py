@@ -1,0 +1,148 @@
+"""Where tuning of one service stands, in a form that survives the operator (in the ConfigMap of overrides). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from paceline_core.errors import FormatError
+
+__all__ = ["Blocked", "Change", "Phase", "Reason", "State", "Trial"]
+
+_HISTORY = 10  # changes that are remembered
+
+
+class Phase(StrEnum):
+    """What is going on."""
+
+    OBSERVING = "Observing"
+    CANARY = "Canary"
+    PROMOTING = "Promoting"
+    VERIFYING = "Verifying"
+    SETTLED = "Settled"
+    REVERTED = "Reverted"
+
+
+class Reason(StrEnum):
+    """Why a change was taken back, or not pursued."""
+
+    HARM = "Harm"
+    NO_GAIN = "NoGain"
+    LOW_TRAFFIC = "LowTraffic"
+    POD_GONE = "PodGone"
+    REFUSED = "Refused"
+    NOT_APPLIED = "NotApplied"
+    ROLLOUT = "Rollout"
+    SPEC_CHANGED = "SpecChanged"
+    MODE_CHANGED = "ModeChanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A change under way: the knobs that differ, before and after (wire form), who runs them and what is expected.
+
+    `pods` run `after` while the others run `before`; after promotion it is empty and all do. `process` is the first pod's,
+    so that a restart is noticed. `baseline` and `predicted` are shares of requests within the objective, before (measured)
+    and after (the twin's), `score` the mean score before, `override` what was in force beyond the spec. `applied` is when
+    the pods had taken it over (0: not yet).
+    """
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    why: str
+    started: float
+    pods: tuple[str, ...]
+    process: str
+    baseline: float
+    score: float
+    predicted: float
+    gain: float
+    single: bool = False
+    applied: float = 0.0
+    stepped: float = 0.0
+    override: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change as it is told: when, from what to what (wire form), why, what became of it and what was measured."""
+
+    time: float
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    why: str
+    outcome: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A setting that did harm or brought nothing: not to be tried again until `until`; `times` is how often so far."""
+
+    changes: Mapping[str, Any]
+    until: float
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Tuning of one service. `override` are the knobs in force beyond the spec's (wire form), for the spec of `spec_hash`.
+
+    `signature` is the traffic that the last search was about, `shift` that of the last shift, `changes` the changes since.
+    """
+
+    spec_hash: str = ""
+    phase: Phase = Phase.OBSERVING
+    since: float = 0.0
+    reason: str = "Starting"
+    message: str = "nothing was observed yet"
+    override: Mapping[str, Any] = field(default_factory=dict)
+    trial: Trial | None = None
+    cooldown: float = 0.0
+    next_search: float = 0.0
+    idle_searches: int = 0
+    signature: tuple[float, ...] = ()
+    shift: tuple[float, ...] = ()
+    changes: int = 0
+    kept: bool = False
+    blocked: tuple[Blocked, ...] = ()
+    history: tuple[Change, ...] = ()
+
+    def told(self, reason: str, message: str) -> State:
+        """Return it with another word on what is going on."""
+        return self if (reason, message) == (self.reason, self.message) else replace(self, reason=reason, message=message)
+
+    def with_change(self, change: Change) -> State:
+        """Return it with one more change in its history."""
+        return replace(self, history=(*self.history, change)[-_HISTORY:])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> State:
+        """Read what `to_json` wrote, also with fields of another version. Raises `FormatError` for what can't be read."""
+        try:
+            known = _known(cls, data)
+            trial = known.get("trial")
+            return cls(
+                **known
+                | {
+                    "phase": Phase(known.get("phase", Phase.OBSERVING)),
+                    "trial": Trial(**_known(Trial, trial) | {"pods": tuple(trial["pods"])}) if trial else None,
+                    "signature": tuple(known.get("signature", ())),
+                    "shift": tuple(known.get("shift", ())),
+                    "blocked": tuple(Blocked(**_known(Blocked, b)) for b in known.get("blocked", ())),
+                    "history": tuple(Change(**_known(Change, c)) for c in known.get("history", ())),
+                }
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"not a tuning state: {type(error).__name__}: {error}") from None
+
+
+def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {definition.name for definition in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
