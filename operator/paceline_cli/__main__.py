@@ -13,6 +13,7 @@ __all__ = ["cli", "main"]
 
 # subcommand → (module, attribute, extra that it needs, one line of help shown without importing it)
 COMMANDS: dict[str, tuple[str, str, str, str]] = {
+    "bench": ("paceline_cli.bench", "bench", "demo", "Load any OpenAI-compatible server and measure it from outside."),
     "demo": ("paceline_cli.demo", "demo", "demo", "Show the main job: a manifest becomes batching pods that answer."),
     "lab": ("paceline_cli.lab", "lab", "", "See batching: slots over time in a browser, scenarios or a live pod."),
     "local": ("paceline_cli.local", "local", "operator", "Run a control plane, the operator and pods on this machine."),

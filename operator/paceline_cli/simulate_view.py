@@ -15,6 +15,7 @@ from paceline_sim import Candidate, Slo, Summary
 __all__ = ["Run", "best_of", "duration", "show"]
 
 _MEANINGS = {
+    "intake": "being read",
     "boundary": "waiting for the running step to end",
     "batch": "waiting for the batch",
     "slot": "waiting for a slot",
@@ -24,6 +25,7 @@ _MEANINGS = {
     "prefill": "own prefill",
     "delayed": "delayed by others' prefill",
     "preempted": "preempted and recomputed",
+    "gap": "between two steps",
     "decode": "decoding",
     "held": "held by the batch",
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["LoadRequest", "mixed_lengths"]
+__all__ = ["SENTENCES", "LoadRequest", "mixed_lengths"]
 
 # Plain English, so that tokenisation is that of real prompts (about 1.3 tokens a word).
-_SENTENCES = (
+SENTENCES = (
     "A paceline is a line of riders who take turns in the wind.",
     "The rider at the front works hardest, and everyone behind saves about a third of the effort.",
     "After a short pull the leader swings off, drifts back and joins the tail of the line.",
@@ -51,5 +51,5 @@ def mixed_lengths(count: int, seed: int = 0) -> tuple[LoadRequest, ...]:
 
 
 def _prompt(chooser: random.Random) -> str:
-    sentences = chooser.sample(_SENTENCES, chooser.randint(*_PROMPT_SENTENCES))
+    sentences = chooser.sample(SENTENCES, chooser.randint(*_PROMPT_SENTENCES))
     return " ".join([*sentences, chooser.choice(_QUESTIONS)])
