@@ -56,6 +56,7 @@ format: setup ## format the code
 crds: setup ## write the CRDs and their reference from the code's field definitions
 	@$(RUN) -m paceline_operator.crd crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference docs
+	@$(RUN) charts/dashboards.py
 
 bench: setup ## run the benchmarks that fit this machine, results under bench/results
 	@$(RUN) -m bench

@@ -27,7 +27,7 @@ def test_lint_is_clean(options):
 
 @pytest.mark.parametrize(("name", "options"), [("default", ()), ("full", ALL)])
 def test_golden(name, options):
-    """Run with UPDATE_GOLDENS=1 to write them anew, then read the diff. CRDs and dashboards are compared elsewhere.."""
+    """Run with UPDATE_GOLDENS=1 to write them anew, then read the diff. CRDs and dashboards are compared elsewhere."""
     text = rendered(*IMAGES, *options, "--set", "crds.install=false,metrics.dashboards.enabled=false")
     text = re.sub(r"^  key: \w{40,}$", "  key: RANDOM", text, flags=re.MULTILINE)
     path = GOLDENS / f"{name}.yaml"
@@ -77,6 +77,8 @@ def test_the_operator_reads_the_environment_that_the_chart_gives():
     assert (found.workers, found.resync_interval) == (13, 77)
     assert found.metrics_port == 9876
     assert found.log_level == "DEBUG"
+    assert (found.use_classes, found.class_rollouts) == (True, 23)
+    assert (found.leader_election, found.lease_name, found.operator_namespace) == (True, "flotilla", "paceline-system")
 
 
 def test_every_setting_of_the_operator_can_be_given_and_no_other():
@@ -90,7 +92,7 @@ def test_every_setting_of_the_operator_can_be_given_and_no_other():
 def test_defaults_are_the_operators_own():
     given = load_settings(environment(render()))
     default = load_settings({"PACELINE_OPERATOR_KEY": "k" * 48, "PACELINE_RUNTIME_IMAGE": "x"})
-    chosen = {"runtime_image", "metrics_port", "operator_namespace"}
+    chosen = {"runtime_image", "metrics_port", "operator_namespace", "leader_election", "lease_name"}
     for name in set(Settings.__dataclass_fields__) - chosen:
         assert getattr(given, name) == getattr(default, name), name
 
@@ -120,7 +122,18 @@ def test_namespaced_mode_grants_nothing_beyond_its_namespaces():
         d["metadata"]["namespace"] for d in documents if d["kind"] == "RoleBinding" and d["roleRef"]["name"] == "paceline"
     ]
     assert bound == ["a", "b"]
-    assert "paceline" not in [d["roleRef"]["name"] for d in documents if d["kind"] == "ClusterRoleBinding"]
+    wide = {d["roleRef"]["name"] for d in documents if d["kind"] == "ClusterRoleBinding"}
+    assert wide == {"paceline-classes"}
+    classes = rights(one(documents, "ClusterRole", "paceline-classes")["rules"])
+    assert {resource for _, resource, _ in classes} == {"inferenceclasses", "inferenceclasses/status"}
+    without = render(*NAMESPACES, "--set", "classes.enabled=false")
+    assert not [d for d in without if d["kind"] == "ClusterRoleBinding"]
+
+
+def test_the_lease_is_granted_in_the_releases_namespace_alone():
+    role = one(render(), "Role")
+    assert role["metadata"]["namespace"] == "paceline-system"
+    assert rights(role["rules"]) == {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
 
 
 def test_the_pod_passes_the_restricted_standard():
