@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from paceline_core.errors import FormatError
 from paceline_runtime.model_errors import MemoryBudgetError
 
-__all__ = ["MEMORY_LIMIT_ENV", "MemoryBudget", "cpu_memory_limit"]
+__all__ = ["MEMORY_LIMIT_ENV", "MemoryBudget", "cpu_memory_limit", "memory_limit"]
 
 MEMORY_LIMIT_ENV = "PACELINE_MEMORY_LIMIT"  # bytes, from limits.memory by the downward API
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -37,7 +36,7 @@ class MemoryBudget:
     """What a device holds, in bytes; `block_bytes` is one KV block over all layers.
 
     `max_blocks` caps the pool: more blocks than the most sequences of the greatest length can fill would never be used.
-    `max_kv_bytes` caps it where nobody set a limit.
+    `max_kv_bytes` caps it where nobody set a limit. `remedy` is what to do if nothing is left.
     """
 
     limit: int
@@ -47,6 +46,7 @@ class MemoryBudget:
     block_bytes: int
     max_blocks: int
     max_kv_bytes: int | None = None
+    remedy: str = "raise limits.memory, or lower maxNumBatchedTokens, maxNumSeqsLimit or maxModelLen"
 
     @property
     def free(self) -> int:
@@ -61,6 +61,10 @@ class MemoryBudget:
         """Return the blocks under vLLM's setting, a share of the limit. Raises `MemoryBudgetError` if there are none."""
         left = int(self.limit * gpu_memory_utilization) - self.base - self.weights - self.activations
         return self._blocks(left, f"gpu_memory_utilization {gpu_memory_utilization:g}")
+
+    def with_free(self, free: int) -> MemoryBudget:
+        """Return this budget with no more than `free` bytes left, as a rank has whose fellows have less."""
+        return replace(self, base=self.base + max(0, self.free - free))
 
     def describe(self, num_blocks: int, block_size: int) -> str:
         """Return the arithmetic in one line, for the log."""
@@ -78,9 +82,15 @@ class MemoryBudget:
             raise MemoryBudgetError(
                 f"no memory for a KV cache under {setting}: {self.limit // _MIB} MiB - {self.base // _MIB} base"
                 f" - {self.weights // _MIB} weights - {self.activations // _MIB} activations leave less than a block;"
-                " raise limits.memory, or lower maxNumBatchedTokens, maxNumSeqsLimit or maxModelLen"
+                f" {self.remedy}"
             )
         return blocks
+
+
+def memory_limit() -> int | None:
+    """Return the bytes that this container may take (control group or environment), or None if nobody says."""
+    limits = [*_environment_limit(), *_cgroup_limits()]
+    return min(limits) if limits and min(limits) < _machine().total else None
 
 
 def cpu_memory_limit() -> tuple[int, int | None]:
@@ -90,10 +100,10 @@ def cpu_memory_limit() -> tuple[int, int | None]:
     what the machine has left. Raises `FormatError` for an environment variable that is no number of bytes.
     """
     limits = [*_environment_limit(), *_cgroup_limits()]
-    machine = psutil.virtual_memory()
+    machine = _machine()
     if limits and min(limits) < machine.total:
         return min(limits), None
-    return machine.available + psutil.Process().memory_info().rss, _UNLIMITED_KV_BYTES
+    return machine.available + _own_bytes(), _UNLIMITED_KV_BYTES
 
 
 def _environment_limit() -> Iterator[int]:
@@ -135,3 +145,16 @@ def _read_limit(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() and int(text) < _NO_LIMIT else None
+
+
+def _machine() -> Any:
+    """Return psutil's view of the machine's memory; what runs on a GPU alone doesn't need psutil."""
+    import psutil
+
+    return psutil.virtual_memory()
+
+
+def _own_bytes() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

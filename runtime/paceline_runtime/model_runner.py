@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from paceline_core.plan import ScheduledSequence, StepPlan
 from paceline_kernels import AttentionBatch, AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.kv_pool import KvPool
+from paceline_runtime.parallel_group import SOLO, TensorGroup, group_head
 from paceline_runtime.prompt_reader import PromptReader
 from paceline_runtime.sampler import SequenceSampling, sample_tokens
 from paceline_runtime.sampling_params import SamplingParams
@@ -43,6 +44,7 @@ class _Step:
     batch: AttentionBatch | None = None
     rows: torch.Tensor | None = None
     sampling: tuple[int, ...] = ()
+    spans: tuple[SequenceSpan, ...] = ()  # for the other ranks of a tensor-parallel group
 
 
 class ModelRunner:
@@ -52,9 +54,10 @@ class ModelRunner:
     from its own tokens. An error of a step is raised by the `collect` that waits for it.
     """
 
-    def __init__(self, decoder: Decoder, kv: KvPool, eos_token_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, decoder: Decoder, kv: KvPool, eos_token_ids: tuple[int, ...] = (), group: TensorGroup = SOLO) -> None:
         self._decoder = decoder
         self._kv = kv
+        self._group = group
         self._eos_token_ids = eos_token_ids
         self._planner = AttentionPlanner(kv.block_size, decoder.dtype, decoder.device, window=decoder.config.window)
         self._sequences: dict[int, _Sequence] = {}
@@ -76,7 +79,7 @@ class ModelRunner:
         assert prompt_tokens, "a prompt has at least one token"
         sampling = SequenceSampling.of(params, self._eos_token_ids, prompt_tokens, matcher)
         if params.prompt_logprobs is not None or params.pooling is not None:
-            self._readers[seq_id] = PromptReader(self._decoder, tuple(prompt_tokens), params)
+            self._readers[seq_id] = PromptReader(group_head(self._decoder, self._group), tuple(prompt_tokens), params)
         self._sequences[seq_id] = _Sequence(list(prompt_tokens), len(prompt_tokens), sampling)
 
     def submit(self, plan: StepPlan) -> None:
@@ -94,6 +97,7 @@ class ModelRunner:
         """End the worker; no plan is in flight."""
         self._steps.put(None)
         self._thread.join()
+        self._group.close()
 
     def _lay_out(self, plan: StepPlan) -> _Step:
         """Fix everything but the token ids, which the step before may still be choosing."""
@@ -103,16 +107,17 @@ class ModelRunner:
         decodes.sort(key=lambda item: -item.start)
         scheduled = (*decodes, *(item for item in plan.scheduled if item.num_tokens > 1))
         # the scheduler goes on changing its tables: the planner copies what it needs of them
-        batch = self._planner.plan([SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled])
+        spans = [SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled]
+        batch = self._planner.plan(spans)
         rows, sampling, row = [], [], 0
         for item in scheduled:
             row += item.num_tokens
             if item.samples:
                 rows.append(row - 1)
                 sampling.append(item.seq_id)
-        return _Step(
-            plan, scheduled, batch, torch.tensor(rows, dtype=torch.int64, device=self._decoder.device), tuple(sampling)
-        )
+        where = torch.tensor(rows, dtype=torch.int64, device=self._decoder.device)
+        kept = tuple(replace(span, blocks=list(span.blocks)) for span in spans) if self._group.size > 1 else ()
+        return _Step(plan, scheduled, batch, where, tuple(sampling), kept)
 
     def _work(self) -> None:
         while (step := self._steps.get()) is not None:
@@ -129,12 +134,16 @@ class ModelRunner:
             self._sequences.pop(seq_id, None)
             self._readers.pop(seq_id, None)
         if plan.resize_blocks is not None:
+            self._group.send_resize(plan.resize_blocks)
             self._kv.resize(plan.resize_blocks)
         if step.batch is None:
             return ModelStepResult({}, time.perf_counter() - started)
-        hidden = self._decoder.hidden(self._token_ids(step), step.batch, self._kv.layers)
-        prompts = self._read_prompts(step, hidden) if self._readers else {}
+        assert step.rows is not None, "a step with a batch has rows"
+        ids = self._token_ids(step)
+        self._group.send_spans(step.spans, ids, step.rows)
+        hidden = self._decoder.hidden(ids, step.batch, self._kv.layers)
         tokens, logprobs = self._sample(step, hidden)
+        prompts = self._read_prompts(step, hidden) if self._readers else {}
         return ModelStepResult(tokens, time.perf_counter() - started, logprobs, prompts)
 
     def _read_prompts(self, step: _Step, hidden: torch.Tensor) -> dict[int, PromptReport]:

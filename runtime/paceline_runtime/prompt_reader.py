@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline_runtime.decoder import Decoder
+from paceline_runtime.parallel_group import Head
 from paceline_runtime.sampler import report_logprobs
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.step_result import PromptReport, TokenLogprobs
@@ -17,7 +17,7 @@ _ROWS = 64  # logits at once: 64 rows of a vocabulary of 150,000 are 38 MB, of a
 class PromptReader:
     """Sees the hidden states of a prompt's chunks. After a preemption it sees them again, and keeps what it has."""
 
-    def __init__(self, decoder: Decoder, prompt: tuple[int, ...], params: SamplingParams) -> None:
+    def __init__(self, decoder: Head, prompt: tuple[int, ...], params: SamplingParams) -> None:
         self._decoder = decoder
         self._prompt = prompt
         self._count = params.prompt_logprobs

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving_process import RuntimeProcess, clock_runtime
+
+# Triton reads it when it is first imported, and something else may import it before the tests that want it
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 StartRuntime = Callable[..., RuntimeProcess]
 

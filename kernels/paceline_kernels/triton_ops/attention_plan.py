@@ -2,7 +2,7 @@
 
 It is laid out once per step on the host and serves all layers. A tile is up to `block_m` rows: consecutive tokens of one
 sequence times the query heads that share a KV head. Its KV may be split at multiples of `chunk` into items that run in
-parallel; a reduction then joins the parts in their order (Dao et al. 2023, "Flash-Decoding").
+parallel; a reduction then joins the parts in their order (Dao et al. 2023, "Flash-Decoding"). Needs no Triton.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from paceline_kernels.triton_ops.launch import ceil_div
 
 __all__ = [
     "ITEM_FIELDS",
@@ -56,8 +54,8 @@ class SplitPolicy:
         """Return the chunk for tiles that attend to `positions` in all, a multiple of every tile's width."""
         if self.invariant:
             return INVARIANT_CHUNK
-        even = ceil_div(positions * self.num_kv_heads, self.programs)
-        return ceil_div(max(even, 1), MIN_CHUNK) * MIN_CHUNK
+        even = _ceil_div(positions * self.num_kv_heads, self.programs)
+        return _ceil_div(max(even, 1), MIN_CHUNK) * MIN_CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +142,19 @@ def decode_rows(group: int) -> int:
     return max(DECODE_ROWS, _power_of_two(group))
 
 
-def decode_capacity(sequences: int, policy: SplitPolicy) -> int:
-    """Return how many items, at most, decodes of so many sequences become, whatever their contexts.
+def decode_capacity(sequences: int, policy: SplitPolicy) -> tuple[int, int]:
+    """Return how many items and how many reductions, at most, decodes of so many sequences become, whatever their contexts.
 
-    Each has one, and one more for each whole chunk; a chunk is at least `policy.programs / num_kv_heads`-th of all KV.
+    A chunk is at least the `programs / num_kv_heads`-th part of all KV: so many whole chunks there are, each of them gives
+    one item beyond the one that every sequence has, and no more sequences than that are longer than a chunk.
     """
-    return sequences + ceil_div(policy.programs, policy.num_kv_heads)
+    chunks = _ceil_div(policy.programs, policy.num_kv_heads)
+    return sequences + chunks, min(sequences, chunks)
 
 
-def pad_tiles(tiles: HostTiles, items: int) -> HostTiles:
-    """Return `tiles` with exactly `items` items, reductions and parts: sizes that a CUDA graph can keep."""
-    return HostTiles(tiles.block_m, _padded(tiles.items, items), _padded(tiles.reductions, items), items)
+def pad_tiles(tiles: HostTiles, items: int, reductions: int) -> HostTiles:
+    """Return `tiles` with exactly so many items, parts and reductions: sizes that a CUDA graph can keep."""
+    return HostTiles(tiles.block_m, _padded(tiles.items, items), _padded(tiles.reductions, reductions), items)
 
 
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
@@ -224,6 +224,10 @@ def _tables(blocks: Sequence[Sequence[int]], device: torch.device | str) -> torc
 
 def _int32(array: np.ndarray, device: torch.device | str) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device, non_blocking=True)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 def _power_of_two(n: int) -> int:
