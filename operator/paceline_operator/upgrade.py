@@ -32,7 +32,8 @@ def inputs_hash(service: InferenceService) -> str:
     """Return the hash of what spec and class ask of the pods. Defaults are left out: a version with another default, or with
     more fields, gives the same hash."""
     stated = {name: value for name, value in _stated(service.spec).items() if name not in ELSEWHERE}
-    stated.get("rollout", {}).pop("progress_deadline", None)
+    rollout = {name: value for name, value in stated.pop("rollout", {}).items() if name != "progress_deadline"}
+    stated |= {"rollout": rollout} if rollout else {}
     wire = knobs_to_wire(service.knobs)
     named = service.given | service.inherited
     restart = {spec.name: wire[spec.name] for spec in KNOBS if spec.cost is CostClass.RESTART and spec.name in named}

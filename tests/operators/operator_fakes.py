@@ -7,7 +7,8 @@ from paceline_operator.api_kinds import OPTIONAL, Apis
 from paceline_operator.errors import ApiUnavailable
 from paceline_operator.overlay import overlay
 
-ALL_APIS = Apis.of({kind.api_version(kind.versions[0]): {kind.plural} for kind in OPTIONAL.values()})
+_PLURALS = {kind.plural for kind in OPTIONAL.values()}
+ALL_APIS = Apis.of({kind.api_version(kind.versions[0]): _PLURALS for kind in OPTIONAL.values()})
 
 
 class FakeCluster:

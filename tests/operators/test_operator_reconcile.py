@@ -3,43 +3,15 @@
 import copy
 
 import pytest
-from operator_fakes import FakeCluster
 from operator_kit import MINIMAL, body, now, settings
 from operator_pods import deployment, running, waiting
+from operator_world import KEY, World
 
 from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.knob_sync import KnobState, PodKnobs
-from paceline_operator.metrics import Metrics
 from paceline_operator.names import APPLIED, SERVICE_LABEL
 from paceline_operator.pods import instances
 from paceline_operator.reconcile import Reconciler
-from paceline_operator.store import Key, Store
-
-KEY = Key("team-a", "chat")
-
-
-class World:
-    """A reconciler with its fake cluster, store and clock."""
-
-    def __init__(self, **environment):
-        self.cluster, self.store, self.time = FakeCluster(), Store(), 0.0
-        self.metrics = Metrics()
-        self.reconciler = Reconciler(settings(**environment), self.cluster, self.store, self.metrics, lambda: self.time)
-
-    def manifest(self, spec=MINIMAL, **identity):
-        old = self.cluster.objects.get(("InferenceService", "chat"), {})
-        self.store.put("InferenceService", self.cluster.add(body(spec, status=old.get("status"), **identity)))
-
-    def sees(self, kind, item):
-        self.store.put(kind, self.cluster.add(item))
-
-    async def run(self, **knobs):
-        self.cluster.calls.clear()
-        return await self.reconciler.reconcile(KEY, knobs)
-
-    def condition(self, kind):
-        found = self.store.service(KEY)["status"]["conditions"]
-        return next(c for c in found if c["type"] == kind)
 
 
 @pytest.fixture
