@@ -23,8 +23,11 @@ from paceline_kernels import (
     silu_mul,
 )
 from paceline_runtime.decoder_weights import DecoderLayer, WeightLoader
+from paceline_runtime.embedding_table import make_table
+from paceline_runtime.heap import give_back_heap
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.parallel_group import SOLO, TensorGroup
+from paceline_runtime.quantised_linear import head_maker, projection_maker
 from paceline_runtime.weights import WeightSource
 
 __all__ = ["Decoder"]
@@ -35,7 +38,8 @@ _GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 class Decoder:
     """A decoder of any supported family with its weights on one device, in one dtype.
 
-    As one of several ranks of `group` it is given the `config` and the `weights` of its own part.
+    `quantization` (see `quantised_linear`) keeps the matrices in fewer bits. As one of several ranks of `group` it is given
+    the `config` and the `weights` of its own part.
     """
 
     def __init__(
@@ -45,24 +49,28 @@ class Decoder:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        quantization: str | None = None,
         group: TensorGroup = SOLO,
     ) -> None:
         self.config = config
         self._group = group
         self.dtype = dtype
         self.device = device
-        load = WeightLoader(config, weights, dtype, device)
-        self._embedding = load.table()
+        load = WeightLoader(config, weights, dtype, device, projection_maker(quantization))
+        self._embedding = make_table(load.table(), quantization)
         self._layers = tuple(load.layer(index) for index in range(config.num_layers))
         self._norm = load.norm("model.norm")
-        self._head = load.head(self._embedding)
+        self._head, extra = (
+            self._embedding.tied_head() if config.tie_embeddings else (load.head(head_maker(quantization)), 0)
+        )
         self._rotations = load.rotations()
         self._gather = Gather()
         self._gate = _GATES[config.activation]
         self._scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
         # rounded as the weights are, which is how the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self.weight_bytes = load.nbytes
+        self.weight_bytes = load.nbytes + self._embedding.nbytes + extra
+        give_back_heap()
 
     @torch.inference_mode()
     def forward(
@@ -80,7 +88,7 @@ class Decoder:
         """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
         rotations = [rope_rows(batch.positions, r.frequencies, self.dtype, r.factors) for r in self._rotations]
-        residual = self._group.embed(token_ids, self._embedding)  # [T, hidden]
+        residual = self._embedding.embed(token_ids, self._group)  # [T, hidden]
         if self._embedding_scale != 1:
             residual = residual * self._embedding_scale
         hidden = torch.zeros_like(residual)

@@ -8,12 +8,11 @@ from typing import Protocol
 
 import torch
 
-from paceline_kernels import Linear
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.rope_frequencies import Rotation, rotated_first, rotation_of
 from paceline_runtime.weights import WeightSource
 
-__all__ = ["DecoderLayer", "Projection", "WeightLoader"]
+__all__ = ["DecoderLayer", "Projection", "Projector", "WeightLoader"]
 
 
 class Projection(Protocol):
@@ -23,6 +22,9 @@ class Projection(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, [T, out], for `x` [T, in]."""
+
+
+Projector = Callable[[torch.Tensor, torch.Tensor | None], Projection]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class WeightLoader:
         weights: WeightSource,
         dtype: torch.dtype,
         device: torch.device,
-        project: Callable[[torch.Tensor, torch.Tensor | None], Projection] = Linear,
+        project: Projector,
     ) -> None:
         self._config = config
         self._weights = weights
@@ -60,9 +62,8 @@ class WeightLoader:
         self.nbytes = 0
 
     def table(self) -> torch.Tensor:
-        """Return the embeddings [vocab, hidden]."""
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._kept(self._read("model.embed_tokens.weight", shape))
+        """Return the embeddings [vocab, hidden]; who keeps them counts them."""
+        return self._read("model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden_size))
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """Return a norm's weights [size], by default [hidden], as they are multiplied with."""
@@ -92,13 +93,10 @@ class WeightLoader:
             mlp_post_norm=self.norm(prefix + "post_feedforward_layernorm") if config.post_norms else None,
         )
 
-    def head(self, table: torch.Tensor) -> Projection:
-        """Return the projection to the vocabulary; a tied one is packed once more, beside the embedding."""
-        if not self._config.tie_embeddings:
-            return self._counted(self._project(self._read("lm_head.weight", tuple(table.shape)), None))
-        head = self._project(table, None)
-        shared = isinstance(head, Linear) and not head.packed
-        return head if shared else self._counted(head)
+    def head(self, project: Projector) -> Projection:
+        """Return the projection to the vocabulary, where it isn't the table of embeddings."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._counted(project(self._read("lm_head.weight", shape), None))
 
     def rotations(self) -> tuple[Rotation, ...]:
         """Return the rotation of each of the model's ropes."""

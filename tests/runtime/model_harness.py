@@ -24,9 +24,10 @@ from paceline_kernels import AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gguf_file import read_gguf
 from paceline_runtime.kv_pool import KvPool
-from paceline_runtime.loader import LoadedModel, open_model
+from paceline_runtime.loader import LoadedModel
 from paceline_runtime.model_files import locate_model
 from paceline_runtime.model_runner import ModelStepResult
+from paceline_runtime.open_model import open_model
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.uri import resolve_model
 
@@ -154,7 +155,13 @@ def divergences(outputs: Mapping[int, Sequence[int]], references: Mapping[int, R
 
 
 def logits_of(
-    uri: str, tokens: Sequence[int], chunks: Sequence[int], dtype: torch.dtype = torch.float32, limit: int | None = None
+    uri: str,
+    tokens: Sequence[int],
+    chunks: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    limit: int | None = None,
+    quantization: str | None = None,
 ) -> torch.Tensor:
     """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four.
 
@@ -163,7 +170,7 @@ def logits_of(
     config, weights = open_model(locate_model(uri))
     config = config.limited(limit or config.max_positions)
     device = torch.device("cpu")
-    decoder = Decoder(config, weights, dtype=dtype, device=device)
+    decoder = Decoder(config, weights, dtype=dtype, device=device, quantization=quantization)
     pool = KvPool(config, 300, 4, dtype, device)
     planner = AttentionPlanner(4, dtype, window=config.window)
     blocks = np.random.default_rng(0).permutation(300).tolist()

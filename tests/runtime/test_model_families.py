@@ -11,9 +11,10 @@ import torch
 import transformers
 from model_gguf import random_blocks, rounded, save_gguf
 
-from paceline_runtime.loader import load_model, open_model
+from paceline_runtime.loader import load_model
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
 from paceline_runtime.model_files import locate_model
+from paceline_runtime.open_model import open_model
 
 TOLERANCE = 1e-4
 TOKENS = random.Random(3).choices(range(199), k=90)
