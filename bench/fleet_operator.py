@@ -75,8 +75,8 @@ class Operator:
         return found
 
     def calls(self) -> Counter[tuple[str, ...]]:
-        """Return the calls so far by verb and kind."""
-        return self.series("paceline_operator_api_calls_total", "verb", "kind")
+        """Return the calls so far by verb, kind and code."""
+        return self.series("paceline_operator_api_calls_total", "verb", "kind", "code")
 
     def passes(self) -> int:
         """Return the passes over services so far."""
@@ -85,7 +85,8 @@ class Operator:
 
 @dataclass
 class Cost:
-    """What a phase cost: wall and CPU seconds, peak memory, calls by verb and by kind written."""
+    """What a phase cost: wall and CPU seconds, peak memory, all calls by verb, writes that were taken by kind, and how many
+    weren't."""
 
     seconds: float = 0.0
     operator_cpu: float = 0.0
@@ -93,6 +94,7 @@ class Cost:
     peak_mb: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
     writes: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
 
     def document(self) -> dict[str, object]:
         return asdict(self)
@@ -122,10 +124,12 @@ class Meter:
         cost.server_cpu = self._seconds_of(self._servers) - self._cpu[1]
         made = self._operator.calls() - self._calls
         verbs, writes = Counter[str](), Counter[str]()
-        for (verb, kind), count in made.items():
+        for (verb, kind, code), count in made.items():
             verbs[verb] += int(count)
-            if verb != "GET":
+            if verb != "GET" and code.startswith("2"):
                 writes[kind] += int(count)
+            elif verb != "GET":
+                cost.refused += int(count)
         cost.calls, cost.writes = dict(sorted(verbs.items())), dict(sorted(writes.items()))
 
     @staticmethod

@@ -51,15 +51,15 @@ class Gate:
 
 def gates(figures: Figures) -> list[Gate]:
     """Return every target with whether it was met."""
-    per_service = sum(figures.cold.calls.values()) / figures.services
+    per_service = (sum(figures.cold.calls.values()) - figures.cold.refused) / figures.services
     allowed = BASE_CHILDREN + COLD_EXTRA
     ratio = figures.cold.seconds / figures.own_speed if figures.own_speed else math.inf
     core = figures.steady.operator_cpu / figures.steady.seconds
     late = percentile(figures.changes, 95)
     peak = max(cost.peak_mb for cost in figures.phases.values() if cost)
-    restart, steady = sum(figures.restart.writes.values()), sum(figures.steady.writes.values())
+    restart, steady = (sum(c.writes.values()) + c.refused for c in (figures.restart, figures.steady))
     return [
-        Gate(f"cold: {per_service:.2f} calls per service, at most children + {COLD_EXTRA} = {allowed}",
+        Gate(f"cold: {per_service:.2f} calls per service that the server took, at most children + {COLD_EXTRA} = {allowed}",
              per_service <= allowed, True),
         Gate(f"restart: {restart} writes, none allowed", restart == 0, True),
         Gate(f"steady: {steady} writes, none allowed", steady == 0, True),
@@ -108,8 +108,9 @@ def report(figures: Figures) -> str:
     p50, p95 = percentile(figures.changes, 50), percentile(figures.changes, 95)
     lines += [
         "",
-        f"The API server takes the cold phase's writes by themselves in {figures.own_speed:.1f} s (8 connections, as the",
-        "operator has).",
+        f"The API server takes the cold phase's writes by themselves in {figures.own_speed:.1f} s (as many connections as the",
+        f"operator has). It refused {figures.cold.refused / n:.2f} per service: Kubernetes 1.20 takes no Service whose apply says",
+        "that there is none yet, so there it is made by a second call.",
         f"One changed knob is in the ConfigMap after {p50:.3f} s (median) and {p95:.3f} s (p95 of {len(figures.changes)}).",
         "",
         "| target | met |",

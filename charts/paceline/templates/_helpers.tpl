@@ -45,5 +45,5 @@ labels: {{- include "paceline.labels" . | nindent 2 }}
 {{- end }}
 
 {{- define "paceline.policyApi" -}}
-{{ if .Capabilities.APIVersions.Has "policy/v1" }}policy/v1{{ else }}policy/v1beta1{{ end }}
+{{ if semverCompare ">=1.21.0-0" .Capabilities.KubeVersion.Version }}policy/v1{{ else }}policy/v1beta1{{ end }}
 {{- end }}
