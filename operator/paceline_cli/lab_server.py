@@ -14,7 +14,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from paceline_core.errors import PacelineError
-from paceline_lab import PAGE, PRESETS, Scenario, asset, scene_of
+from paceline_lab.assets import CONTENT_SECURITY_POLICY, PAGE, asset, live_document
+from paceline_lab.presets import PRESETS
+from paceline_lab.scenario import Scenario
+from paceline_lab.scene import scene_of
 
 __all__ = ["LabServer", "Pod"]
 
@@ -22,7 +25,6 @@ _BODY_LIMIT = 64 * 1024  # bytes; a scenario of 120 requests has 2 KiB
 _POD_TIMEOUT_S = 5.0
 _POD_LIMIT = 16 * 1024 * 1024  # bytes of an answer
 _PREFIX = "/lab/"
-_POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if name == "api/presets":
             self._send_json(PRESETS)
         elif name == "api/live":
-            self._send_json({"needsToken": False, "target": self._pod().url})
+            self._send_json(live_document(self._pod().url, needs_token=False, prefix="api", scenarios=True))
         elif name in ("api/timeline", "api/observe"):
             self._forward(name.removeprefix("api/"), parts.query)
         elif (found := asset(name or PAGE)) is not None and parts.path.startswith(_PREFIX):
@@ -153,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("Content-Type", kind),
             ("Content-Length", str(len(body))),
             ("Cache-Control", "no-store"),
-            ("Content-Security-Policy", _POLICY),
+            ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
             ("X-Content-Type-Options", "nosniff"),
         ):
             self.send_header(name, value)

@@ -1,8 +1,4 @@
-"""The Batching Lab: small scenarios through the production scheduler, as pictures of slots over time."""
+"""The Batching Lab: small scenarios through the production scheduler, as pictures of slots over time; and its page.
 
-from paceline_lab.assets import PAGE, asset
-from paceline_lab.presets import PRESETS
-from paceline_lab.scenario import Scenario
-from paceline_lab.scene import scene_of
-
-__all__ = ["PAGE", "PRESETS", "Scenario", "asset", "scene_of"]
+`assets` alone is what a pod needs to show itself: it imports nothing of the scheduler or the twin.
+"""

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from paceline_core.errors import FormatError, RequestRefused
 from paceline_core.knobs import Strategy
-from paceline_lab import PRESETS, Scenario, scene_of
+from paceline_lab.presets import PRESETS
+from paceline_lab.scenario import Scenario
+from paceline_lab.scene import scene_of
 
 BY_ID = {preset["id"]: preset for preset in PRESETS}
 

@@ -1,7 +1,7 @@
 // Scenarios: plays two settings of the same requests side by side.
 import { buildSides, fill, fromLink, read, toLink } from "./controls.js";
 import { breakdown, colour, draw, element, emphasise, round } from "./picture.js";
-import { startLive, stopLive } from "./live.js";
+import { startLive, stopLive, whom } from "./live.js";
 
 const byId = (id) => document.getElementById(id);
 const state = { scenes: [], pictures: [], time: 0, end: 1, playing: null, chosen: null, asked: 0 };
@@ -196,6 +196,14 @@ function switchMode(live) {
 }
 
 async function start() {
+  const pod = await whom();
+  byId("mode-live").hidden = pod === null;
+  if (pod && !pod.scenarios) { // a pod shows itself and plays nothing
+    document.querySelector("nav").hidden = true;
+    byId("play").hidden = true;
+    byId("live").hidden = false;
+    return startLive();
+  }
   buildSides();
   byId("scenario").addEventListener("input", edited);
   byId("scenario").addEventListener("submit", (event) => event.preventDefault());
@@ -211,7 +219,7 @@ async function start() {
   byId("mode-live").addEventListener("click", () => switchMode(true));
   addEventListener("resize", () => { if (state.scenes.length && !byId("play").hidden) { show(); seek(state.time, false); } });
   const list = await presets(), linked = fromLink(location.hash);
-  if (location.hash === "#live") { await usePreset(list[0]); return switchMode(true); }
+  if (pod && location.hash === "#live") { await usePreset(list[0]); return switchMode(true); }
   if (!linked) return usePreset(list[0]);
   fill(linked.a, linked.b);
   await play({ time: linked.time });

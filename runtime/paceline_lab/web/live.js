@@ -3,16 +3,29 @@ import { breakdown, draw, element, emphasise, round } from "./picture.js";
 
 const byId = (id) => document.getElementById(id);
 const EVERY = 500, KEPT_SECONDS = 20;
-const live = { timer: null, token: "", steps: [], cursor: 0, instance: "", requests: new Map(), seen: 0, slots: new Map(), names: [], index: new Map(), chosen: null, paused: false };
+const live = { timer: null, prefix: "api", token: "", steps: [], cursor: 0, instance: "", requests: new Map(), seen: 0, slots: new Map(), names: [], index: new Map(), chosen: null, paused: false };
 
 export function startLive() {
   byId("connect").onsubmit = (event) => { event.preventDefault(); live.token = byId("token").value; watch(); };
   byId("pause").onclick = togglePause;
-  fetch("api/live").then((answer) => answer.json()).then(({ needsToken, target }) => {
-    byId("token").closest("label").hidden = !needsToken;
-    if (target) byId("live-state").textContent = `Watching ${target}.`;
-    if (!needsToken) watch();
-  }).catch(() => say("No pod to watch: start the Lab with --live URL, or open /lab on a pod's admin port."));
+  whom().then((pod) => {
+    if (!pod) return say("No pod to watch: start the Lab with --live URL, or open /lab/ on a pod's admin port.");
+    live.prefix = pod.prefix;
+    byId("connect").hidden = false;
+    for (const part of byId("connect").querySelectorAll("label, [type=submit]")) part.hidden = !pod.needsToken;
+    say(pod.needsToken ? `${pod.target}: give its admin token to watch it.` : `Watching ${pod.target}.`);
+    if (!pod.needsToken || live.token) watch();
+  });
+}
+
+// the pod that this Lab watches, or null
+export async function whom() {
+  try {
+    const answer = await fetch("api/live");
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
 }
 
 export function stopLive() {
@@ -40,7 +53,7 @@ async function watch() {
   clearTimeout(live.timer);
   byId("pause").hidden = false;
   try {
-    const [timeline, observed] = await Promise.all([get(`api/timeline?since=${live.cursor}`), get(`api/observe?since=${live.seen}`)]);
+    const [timeline, observed] = await Promise.all([get(`${live.prefix}/timeline?since=${live.cursor}`), get(`${live.prefix}/observe?since=${live.seen}`)]);
     take(timeline, observed);
     if (!live.paused) show(observed);
   } catch (error) {
