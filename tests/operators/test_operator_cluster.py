@@ -336,7 +336,13 @@ def ended(code, reason="Error", message=""):
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
 PODS = {
     "image": ({"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}, {}, 0, "ImagePull", "no such image"),
-    "model": (BACK_OFF, ended(2, message="starting\nerror: model file /x.gguf doesn't exist"), 2, "StartFailed", "/x.gguf"),
+    "model": (
+        BACK_OFF,
+        ended(2, message="starting\nerror: model file /x.gguf doesn't exist"),
+        2,
+        "ModelNotFound",
+        "/x.gguf",
+    ),
     "memory": (BACK_OFF, ended(137, "OOMKilled"), 1, "OutOfMemory", "2Gi"),
     "crash": (BACK_OFF, ended(139), 1, "Crashed", "139"),
 }
