@@ -108,9 +108,9 @@ def report(figures: Figures) -> str:
     p50, p95 = percentile(figures.changes, 50), percentile(figures.changes, 95)
     lines += [
         "",
-        f"The API server takes the cold phase's writes by themselves in {figures.own_speed:.1f} s (as many connections as the",
-        f"operator has). It refused {figures.cold.refused / n:.2f} per service: Kubernetes 1.20 takes no Service whose apply says",
-        "that there is none yet, so there it is made by a second call.",
+        f"The API server takes the cold phase's writes by themselves in {figures.own_speed:.1f} s, over as many",
+        f"connections. It refused {figures.cold.refused / n:.2f} calls per service: Kubernetes 1.20 takes no Service whose",
+        "apply says that there is none yet, so there it is made by a second call.",
         f"One changed knob is in the ConfigMap after {p50:.3f} s (median) and {p95:.3f} s (p95 of {len(figures.changes)}).",
         "",
         "| target | met |",

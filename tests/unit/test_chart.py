@@ -77,6 +77,7 @@ def test_the_operator_reads_the_environment_that_the_chart_gives():
     assert (found.workers, found.resync_interval) == (13, 77)
     assert found.metrics_port == 9876
     assert found.log_level == "DEBUG"
+    assert (found.lease_duration, found.tuning_interval, found.tuning_workers) == (29, 37, 3)
     assert (found.use_classes, found.class_rollouts) == (True, 23)
     assert (found.leader_election, found.lease_name, found.operator_namespace) == (True, "flotilla", "paceline-system")
 
@@ -85,8 +86,8 @@ def test_every_setting_of_the_operator_can_be_given_and_no_other():
     known = {f.metadata["variable"] for f in Settings.__dataclass_fields__.values() if "variable" in f.metadata}
     given = {e["name"] for e in operator_container(render())["env"]} - {"PACELINE_OPERATOR_KEY_FILE"}
     assert {name for name in given if name.startswith("PACELINE_")} <= known
-    # the address that /metrics binds to is the pod's own affair
-    assert known - given <= {"PACELINE_METRICS_HOST"}
+    # the address that /metrics binds to is the pod's own affair; the tuner's log is for replays on a developer's machine
+    assert known - given <= {"PACELINE_METRICS_HOST", "PACELINE_TUNING_LOG"}
 
 
 def test_defaults_are_the_operators_own():
