@@ -71,7 +71,8 @@ class RequestRecord:
     hashes of the prompt's full blocks. `epoch` is the knob epoch at arrival, `end_epoch` that of the last token.
 
     `parts` are the seconds from arrival to the result by cause (see `causes.py`; `delivery` is from the engine to the API
-    process), `delayed_by` and `preempted_by` the requests that were most to blame (`-` is nobody: a pool that was rebuilt).
+    process, `other` what the causes don't explain), `delayed_by` and `preempted_by` the requests that were most to blame
+    (`-` is nobody: a pool that was rebuilt).
     `reason` says in a word why it was refused or aborted; of one that was refused before it was read `prompt_tokens` is 0.
     `tenant` is the name of its API key.
     """

@@ -85,6 +85,11 @@ _FILE = click.Path(path_type=Path)
     "--admin-token-file", type=_FILE, help="Bearer tokens of the admin port, one per line; without it there is none."
 )
 @click.option(
+    "--api-key-file",
+    type=_FILE,
+    help="Keys of the OpenAI API, 'NAME KEY [tier=interactive|batch]' per line; read again when it changes.",
+)
+@click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda", "clock"]),
     default="auto",
@@ -98,6 +103,20 @@ _FILE = click.Path(path_type=Path)
     default="auto",
     show_default=True,
     help="Type of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU.",
+)
+@click.option(
+    "--kernels",
+    type=click.Choice(["auto", "triton", "torch"]),
+    default="auto",
+    show_default=True,
+    help="auto: Triton on GPUs; triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
+)
+@click.option(
+    "--tensor-parallel-size",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="GPUs of this pod that share the model.",
 )
 @click.option("--quantization", help="Quantise weights while loading, where the loader can.")
 @click.option(
@@ -149,6 +168,27 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="Requests that may wait; more get 429 with Retry-After.",
 )
+@click.option(
+    "--max-queue-wait",
+    type=_DURATION,
+    default="5m",
+    show_default=True,
+    help="Longest predicted wait for a slot; with more in front, 429 with Retry-After.",
+)
+@click.option(
+    "--read-timeout",
+    type=_DURATION,
+    default="1m",
+    show_default=True,
+    help="A client that leaves its answer unread for so long is given up.",
+)
+@click.option(
+    "--slow-request",
+    type=_DURATION,
+    default="30s",
+    show_default=True,
+    help="The log says of slower requests where their time went.",
+)
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Largest request body.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --load-format dummy.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads.  [default: the CPUs that this process may use]")
@@ -184,6 +224,8 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         dtype=p["dtype"],
         load_format=p["load_format"],
         quantization=p["quantization"],
+        kernels=p["kernels"],
+        tensor_parallel_size=p["tensor_parallel_size"],
         max_model_len=p["max_model_len"],
         gpu_memory_utilization=p["gpu_memory_utilization"],
         num_blocks=p["num_gpu_blocks_override"],
@@ -192,8 +234,9 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         threads=p["threads"] or cpu_threads(environment),
         log_format=p["log_format"],
     )
-    shared = ("host", "port", "admin_port", "admin_token_file", "drain_propagation", "drain_timeout", "hang_timeout",
-              "max_queue_len", "max_body_bytes")  # fmt: skip
+    shared = ("host", "port", "admin_port", "admin_token_file", "api_key_file", "drain_propagation", "drain_timeout",
+              "hang_timeout", "max_queue_len", "max_queue_wait", "max_body_bytes", "read_timeout",
+              "slow_request")  # fmt: skip
     name = p["served_model_name"] or _default_name(p["model"])
     return RuntimeSettings(engine, name, start_knobs=knobs, **{key: p[key] for key in shared})
 
@@ -205,10 +248,12 @@ def _default_name(model: str | None) -> str:
 def _run(settings: RuntimeSettings, log_format: str) -> int:
     """Take the ports and the token file before anything heavy is loaded, then serve."""
     from paceline_runtime.admin_auth import TokenFile
+    from paceline_runtime.api_keys import KeyFile
     from paceline_runtime.sockets import listen
 
     set_up_logging(log_format, "api")
     tokens = None if settings.admin_token_file is None else TokenFile(settings.admin_token_file)
+    keys = None if settings.api_key_file is None else KeyFile(settings.api_key_file)
     with ExitStack() as sockets:
         public = sockets.enter_context(listen(settings.host, settings.port, "--port"))
         admin = None
@@ -216,7 +261,7 @@ def _run(settings: RuntimeSettings, log_format: str) -> int:
             admin = sockets.enter_context(listen(settings.host, settings.admin_port, "--admin-port"))
         from paceline_runtime.server import Doors, run_server  # half a second of web framework
 
-        return run_server(settings, Doors(public, admin, tokens))
+        return run_server(settings, Doors(public, admin, tokens, keys))
 
 
 def _end_now(number: int, _frame: FrameType | None) -> NoReturn:

@@ -12,14 +12,17 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_core.errors import FormatError, KnobError, RevisionConflict
-from paceline_core.wire import KnobsPatch, from_json, to_json
+from paceline_core.wire import KnobsPatch, TimelineDocument, from_json, to_json
 from paceline_runtime.admin_auth import TokenFile
+from paceline_runtime.admin_lab import PREFIX as LAB
+from paceline_runtime.admin_lab import add_lab
 from paceline_runtime.api_errors import ApiError, error_body, install_error_handlers, invalid
 from paceline_runtime.engine_client import KnobsNotTaken
 from paceline_runtime.knob_store import KnobChange, NothingToRollBack
 from paceline_runtime.logs import log_event
 from paceline_runtime.observe import ObserveState
 from paceline_runtime.service import Service
+from paceline_runtime.timeline import STEPS_KEPT, WATCH_SECONDS
 
 __all__ = ["build_admin"]
 
@@ -40,23 +43,28 @@ def build_admin(service: Service, tokens: TokenFile) -> FastAPI:
     app.add_exception_handler(NothingToRollBack, _nothing)
     _add_knobs(app, service)
     _add_observe(app, service)
+    _add_timeline(app, service)
     _add_drain(app, service)
+    add_lab(app, service.settings.served_model_name)
     return app
 
 
 class _BearerGate:
-    """Lets nothing through without a token."""
+    """Lets nothing through without a token but the Lab's page, which asks for one."""
 
     def __init__(self, app: ASGIApp, tokens: TokenFile) -> None:
         self._app = app
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._tokens.accepts(Request(scope).headers.get("authorization", "")):
+        if scope["type"] != "http" or scope["path"].startswith(f"{LAB}/") or self._is_allowed(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(401, "the admin API needs 'Authorization: Bearer TOKEN'", code="unauthorized")
         await JSONResponse(error_body(error), 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        return self._tokens.accepts(Request(scope).headers.get("authorization", ""))
 
 
 def _add_knobs(app: FastAPI, service: Service) -> None:
@@ -146,6 +154,20 @@ def _add_observe(app: FastAPI, service: Service) -> None:
         """What is new since a cursor: requests, steps, gauges, the step-time model."""
         document = service.log.read(since, instance, state())
         # 5,000 records take 0.1 s to encode: on a thread, so that no stream stutters when the operator looks
+        body = await asyncio.to_thread(lambda: json.dumps(to_json(document), separators=(",", ":")))
+        return Response(body, media_type="application/json")
+
+
+def _add_timeline(app: FastAPI, service: Service) -> None:
+    @app.get("/admin/timeline")
+    async def timeline(since: int = Query(0, ge=0), limit: int = Query(200, ge=1, le=STEPS_KEPT)) -> Response:
+        """The last steps with who was in them; recorded while somebody looks, so the first look finds none."""
+        recorder = service.recorder
+        service.client.watch_timeline(WATCH_SECONDS)
+        to_unix = time.time() - time.monotonic()
+        cursor = recorder.timeline.cursor
+        steps = recorder.timeline.read(since if since <= cursor else 0, limit, recorder.names, to_unix)
+        document = TimelineDocument(service.client.instance, cursor, time.time(), WATCH_SECONDS, steps)
         body = await asyncio.to_thread(lambda: json.dumps(to_json(document), separators=(",", ":")))
         return Response(body, media_type="application/json")
 

@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from paceline_core.durations import parse_duration
-from paceline_core.errors import FormatError
-from paceline_runtime.api_errors import ApiError, install_error_handlers, invalid
-from paceline_runtime.api_middleware import WorkGate, request_id
-from paceline_runtime.api_schema import ApiRequest, ChatRequest, CompletionRequest
+from paceline_runtime.api_document import (
+    CHAT,
+    COMPLETION,
+    DETOKENIZED,
+    EMBEDDINGS,
+    MODEL,
+    MODELS,
+    PLAIN,
+    PLAIN_OK,
+    TOKENIZED,
+    VERSION,
+    answered,
+    describe_app,
+    described,
+)
+from paceline_runtime.api_embeddings import embedding_reply, start_embedding
+from paceline_runtime.api_errors import ApiError, install_error_handlers
+from paceline_runtime.api_keys import KeyFile, KeyGate
+from paceline_runtime.api_middleware import WorkGate, leaving_cause
+from paceline_runtime.api_requests import start_chat, start_completion
+from paceline_runtime.api_schema import CompletionRequest, EmbeddingRequest
+from paceline_runtime.api_tokens import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
+from paceline_runtime.call_options import read_options
+from paceline_runtime.chat_schema import ChatRequest
 from paceline_runtime.generation import Generation, pieces_of
 from paceline_runtime.metrics import CONTENT_TYPE
-from paceline_runtime.openai_replies import ChatReply, CompletionReply, Reply, event_stream
-from paceline_runtime.service import CallOptions, Service
+from paceline_runtime.openai_replies import Reply, event_stream
+from paceline_runtime.service import Service
 
 __all__ = ["EventResponse", "build_api"]
 
@@ -30,37 +49,46 @@ _CLIENT_CLOSED = 499  # nginx's word for it; nobody reads it
 _MAX_PRIORITY = 1 << 31
 
 
-def build_api(service: Service) -> FastAPI:
-    """Return the app of the public port."""
+def build_api(service: Service, keys: KeyFile | None = None) -> FastAPI:
+    """Return the app of the public port; with `keys`, who asks must have one."""
     app = FastAPI(title="Paceline runtime", version=version("paceline"), docs_url=None, redoc_url=None)
-    app.add_middleware(WorkGate, drain=service.drain, max_body=service.settings.max_body_bytes)
+    settings = service.settings
+    if keys is not None:
+        app.add_middleware(KeyGate, keys=keys)
+    app.add_middleware(
+        WorkGate, drain=service.drain, max_body=settings.max_body_bytes, read_timeout=settings.read_timeout
+    )
     install_error_handlers(app)
     _add_health(app, service)
     _add_models(app, service)
     _add_completions(app, service)
+    _add_tokens(app, service)
+    describe_app(app)
     return app
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
-    @app.get("/health/live")
+    @app.head("/health/live", include_in_schema=False)
+    @app.get("/health/live", **PLAIN)
     async def live() -> Response:
-        """200 while this process works, also while loading; 503 if the engine hangs."""
-        if service.client.hung(service.settings.hang_timeout):
-            return PlainTextResponse("hung: the engine makes no step\n", 503)
-        return PlainTextResponse("ok\n")
+        """200 while this process works, also while loading or in a long step; 503 if the engine hangs."""
+        if (how := service.client.hung(service.settings.hang_timeout)) is not None:
+            return PlainTextResponse(f"hung: {how}\n", 503)
+        return PlainTextResponse(f"ok: {service.client.activity}\n")
 
-    @app.get("/health/ready")
+    @app.head("/health/ready", include_in_schema=False)
+    @app.get("/health/ready", **PLAIN)
     async def ready() -> Response:
         """200 if new work should come here; 503 with the reason while loading, restarting or draining."""
         reason = service.not_ready_reason()
         return PlainTextResponse("ok\n") if reason is None else PlainTextResponse(f"not ready: {reason}\n", 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", **PLAIN_OK)
     async def metrics() -> Response:
         """Prometheus metrics."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
-    @app.get("/version")
+    @app.get("/version", **answered(VERSION))
     async def runtime_version() -> dict[str, str]:
         """The runtime's version."""
         return {"version": app.version}
@@ -73,12 +101,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
         length = service.client.ready.max_model_len if service.client.ready is not None else None
         return {"id": name, "object": "model", "created": service.started, "owned_by": "paceline", "max_model_len": length}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **answered(MODELS))
     async def models() -> dict[str, Any]:
         """The one model that this server has."""
         return {"object": "list", "data": [card()]}
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", **answered(MODEL, 404))
     async def model(model: str) -> dict[str, Any]:
         """One model by name."""
         if model != name:
@@ -87,23 +115,48 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    name = service.settings.served_model_name
-
-    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    @app.post("/v1/completions", **described(CompletionRequest, COMPLETION, stream=True))
     async def completions(request: Request) -> Response:
         """Continue a text."""
         body = CompletionRequest.model_validate_json(await request.body())
-        generations = await service.complete(body, _options(request))
-        reply = CompletionReply(f"cmpl-{request_id(request.scope)}", name, body.choices, body.include_usage)
+        generations, reply = await start_completion(service, body, read_options(request))
         return await _answer(request, reply, generations, stream=bool(body.stream))
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    @app.post("/v1/chat/completions", **described(ChatRequest, CHAT, stream=True))
     async def chat(request: Request) -> Response:
         """Answer in a chat."""
         body = ChatRequest.model_validate_json(await request.body())
-        generations = await service.chat(body, _options(request))
-        reply = ChatReply(f"chatcmpl-{request_id(request.scope)}", name, body.choices, body.include_usage)
+        generations, reply = await start_chat(service, body, read_options(request))
         return await _answer(request, reply, generations, stream=bool(body.stream))
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/embeddings", **described(EmbeddingRequest, EMBEDDINGS))
+    async def embeddings(request: Request) -> Response:
+        """Turn texts into vectors: pooled hidden states of the model, of length 1."""
+        body = EmbeddingRequest.model_validate_json(await request.body())
+        generations = await start_embedding(service, body, read_options(request))
+        try:
+            answers = await _unless_disconnected(request, lambda: _gather(generations))
+        finally:
+            _close(generations)
+        if answers is None:
+            return Response(status_code=_CLIENT_CLOSED)
+        return _json(embedding_reply(service.settings.served_model_name, body, generations))
+
+    @app.post("/tokenize", **described(TokenizeRequest, TOKENIZED))
+    async def tokenize(request: Request) -> Response:
+        """Turn a text or a chat into token ids, as a completion or an answer would get them."""
+        return _json(await tokenized(service, TokenizeRequest.model_validate_json(await request.body())))
+
+    @app.post("/detokenize", **described(DetokenizeRequest, DETOKENIZED))
+    async def detokenize(request: Request) -> Response:
+        """Turn token ids into text."""
+        return _json(await detokenized(service, DetokenizeRequest.model_validate_json(await request.body())))
+
+
+def _json(data: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(data), media_type="application/json")
 
 
 class EventResponse(StreamingResponse):
@@ -121,12 +174,12 @@ class EventResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _close(self._generations)
+            _close(self._generations, leaving_cause(scope))
 
 
-def _close(generations: Sequence[Generation]) -> None:
+def _close(generations: Sequence[Generation], cause: str = "client") -> None:
     for generation in generations:
-        generation.close()
+        generation.close(cause)
 
 
 async def _answer(request: Request, reply: Reply, generations: list[Generation], *, stream: bool) -> Response:
@@ -180,35 +233,3 @@ async def _disconnected(request: Request) -> None:
     """Return when the client has closed the connection; the body was read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _options(request: Request) -> CallOptions:
-    """Read the headers that go beside the body. Raises `ApiError`."""
-    priority = request.headers.get("x-request-priority", "0")
-    try:
-        number = int(priority)
-    except ValueError:
-        number = _MAX_PRIORITY + 1
-    if abs(number) > _MAX_PRIORITY:
-        raise invalid(f"X-Request-Priority must be a whole number (lower goes first), not {priority[:40]!r}")
-    return CallOptions(request_id(request.scope), number, _timeout(request.headers.get("x-request-timeout")))
-
-
-def _timeout(text: str | None) -> float | None:
-    """Return seconds: `X-Request-Timeout` is a plain number of them, or a duration such as `500ms`."""
-    if text is None:
-        return None
-    try:
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
-    except (FormatError, ValueError):
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise invalid(f"X-Request-Timeout must be seconds or a duration above 0, as in 2.5 or 500ms, not {text[:40]!r}")
-    return seconds
-
-
-def _body(kind: type[ApiRequest]) -> dict[str, Any]:
-    """Describe a body for OpenAPI; it is parsed by pydantic itself, whose errors say more than the framework's."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -10,6 +10,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from paceline_runtime.api_schema import ACCEPTED
+
 __all__ = [
     "CHAT",
     "COMPLETION",
@@ -130,6 +132,8 @@ def describe_app(app: FastAPI) -> None:
             _, schemas = models_json_schema([(kind, "validation") for kind in _bodies.values()], ref_template=_REFERENCE)
             # the framework describes errors of its own, which never come
             made["components"] = {"schemas": schemas["$defs"]}
+            for name in ("CompletionRequest", "ChatRequest"):
+                schemas["$defs"][name]["properties"] |= ACCEPTED
             for path in made["paths"].values():
                 for route in path.values():
                     route["responses"].pop("422", None)

@@ -1,7 +1,11 @@
-"""What surrounds every public request: its id, its size and type, its place in the drain. Plain ASGI, so streams pass."""
+"""What surrounds every public request: its id, its size and type, its place in the drain. Plain ASGI, so streams pass.
+
+A client that doesn't read, or doesn't send what it began, is given up: it must hold nobody else's memory or place.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from typing import Any
@@ -13,8 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline_runtime.api_errors import ApiError, error_body
 from paceline_runtime.drain import Drain, DrainPhase
+from paceline_runtime.http_protocol import abort_connection
+from paceline_runtime.logs import log_event
 
-__all__ = ["WorkGate", "request_id"]
+__all__ = ["WorkGate", "leaving_cause", "request_id"]
+
+BODY_SECONDS = 30.0  # between two pieces of a body
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")  # safe in headers and log lines
 
@@ -22,13 +30,15 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")  # safe in headers and l
 class WorkGate:
     """Wraps the app: every answer carries `X-Request-Id`, while draining also `Connection: close`.
 
-    Work (`POST /v1/…`) is counted as in flight, must be JSON and at most `max_body` bytes.
+    Work (`POST /v1/…`) is counted as in flight, must be JSON and at most `max_body` bytes. A client may take `read_timeout`
+    seconds until it reads on.
     """
 
-    def __init__(self, app: ASGIApp, drain: Drain, max_body: int) -> None:
+    def __init__(self, app: ASGIApp, drain: Drain, max_body: int, read_timeout: float) -> None:
         self._app = app
         self._drain = drain
         self._max_body = max_body
+        self._read_timeout = read_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -39,8 +49,8 @@ class WorkGate:
         given = headers.get("x-request-id", "")
         identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = identity
-        is_work = scope["method"] == "POST" and scope["path"].startswith("/v1/")
-        answer = self._marked(send, identity)
+        is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/tokenize", "/detokenize"))
+        answer = self._timed(self._marked(send, identity), scope)
         if not is_work:
             await self._app(scope, receive, answer)
             return
@@ -69,17 +79,36 @@ class WorkGate:
 
     def _limited(self, receive: Receive) -> Receive:
         """A chunked body doesn't say its size before: count it."""
-        seen = 0
+        seen, whole = 0, False
 
         async def limited() -> Message:
-            nonlocal seen
-            message = await receive()
+            nonlocal seen, whole
+            try:
+                async with asyncio.timeout(None if whole else BODY_SECONDS):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "the body didn't come", {"Connection": "close"}) from None
+            whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > self._max_body:
                 raise HTTPException(413, self._too_large, {"Connection": "close"})
             return message
 
         return limited
+
+    def _timed(self, send: Send, scope: Scope) -> Send:
+        """Wait for a client that reads slowly (its connection buffers some 64 KiB), but not for one that doesn't read."""
+
+        async def timed(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self._read_timeout):
+                    await send(message)
+            except TimeoutError:
+                scope["state"]["leaving_cause"] = "slow_reader"
+                log_event("slow_reader", request_id=request_id(scope), seconds=self._read_timeout)
+                abort_connection(scope)  # from here on it is a client that has left
+
+        return timed
 
     def _marked(self, send: Send, identity: str) -> Send:
         async def marked(message: Message) -> None:
@@ -91,6 +120,11 @@ class WorkGate:
             await send(message)
 
         return marked
+
+
+def leaving_cause(scope: Scope) -> str:
+    """Return in a word why a request's client is gone."""
+    return str(scope.get("state", {}).get("leaving_cause", "client"))
 
 
 def request_id(scope: Any) -> str:

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-__all__ = ["ALTERNATIVES", "ApiRequest", "ChatMessage", "ChatRequest", "CompletionRequest", "StreamOptions"]
+from paceline_runtime.format_schema import GUIDED, ResponseFormat, StructuredOutputs, guided
+
+__all__ = [
+    "ACCEPTED",
+    "ALTERNATIVES",
+    "MAX_BATCH",
+    "ApiRequest",
+    "CompletionRequest",
+    "EmbeddingRequest",
+    "Prompts",
+    "StreamOptions",
+    "flat_prompts",
+    "refused",
+]
 
 MAX_BATCH = 256  # sequences of one request: prompts × choices
+_PROMPTS = f"a text, token ids, or a list of 1 to {MAX_BATCH} of either"
 
 # fields that take values of several types, in words: pydantic would complain about the first type only
 ALTERNATIVES = {
-    "prompt": f"a text, token ids, or a list of 1 to {MAX_BATCH} of either",
+    "prompt": _PROMPTS,
+    "input": _PROMPTS,
     "stop": "a text or a list of texts",
     "content": 'a text or a list of {"type": "text", "text": …}',
+    "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name": …}}',
 }
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
+Prompts = (
+    str
+    | Annotated[TokenIds, Field(min_length=1)]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_BATCH)]
+    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_BATCH)]
+)
 
 # parameters of OpenAI and vLLM that would change the answer, with the value at which they change nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1),
-    "echo": (None, False),
     "suffix": (None, ""),
-    "logprobs": (None, False, 0),
-    "top_logprobs": (None, 0),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
+    "prompt_logprobs": (None,),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]),
     "audio": (None,),
     "prediction": (None,),
@@ -44,15 +56,22 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # parameters that change nothing about the answer
 _IRRELEVANT = (
-    "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "reasoning_effort", "verbosity",
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "reasoning_effort", "verbosity",
 )  # fmt: skip
+
+
+# what the bodies may hold beside their own fields, for the OpenAPI document
+ACCEPTED: dict[str, Any] = {
+    **{name: {"enum": list(neutral)} for name, neutral in _NEUTRAL.items()},
+    **{name: {} for name in (*_IRRELEVANT, *GUIDED)},
+}
 
 
 class StreamOptions(BaseModel):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -69,6 +88,10 @@ class ApiRequest(BaseModel):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], float] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -76,6 +99,8 @@ class ApiRequest(BaseModel):
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,13 +110,15 @@ class ApiRequest(BaseModel):
             return data
         for name, neutral in _NEUTRAL.items():
             if name in data and not any(_same(data[name], value) for value in neutral):
-                raise _refused(name, f"this server doesn't support {name!r} (other than {_words(neutral)}) yet")
-        return {key: value for key, value in data.items() if key not in _NEUTRAL and key not in _IRRELEVANT}
+                raise refused(name, f"this server doesn't support {name!r} (other than {_words(neutral)})")
+        return guided({key: value for key, value in data.items() if key not in _NEUTRAL and key not in _IRRELEVANT})
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _refused("stream_options", "'stream_options' needs 'stream': true")
+            raise refused("stream_options", "'stream_options' needs 'stream': true")
+        if self.structured_outputs is not None and self.response_format is not None and self.response_format.type != "text":
+            raise refused("structured_outputs", "'structured_outputs' and 'response_format' exclude each other")
         return self
 
     @property
@@ -109,78 +136,63 @@ class ApiRequest(BaseModel):
         """True if a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """What is added to the logits of which tokens."""
+        return tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items())
+
 
 class CompletionRequest(ApiRequest):
     """Body of `POST /v1/completions`. `prompt`: a text, token ids, or a batch of either."""
 
-    prompt: (
-        str
-        | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_BATCH)]
-        | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_BATCH)]
-    )
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:
+        if self.best_of not in (None, self.choices):
+            raise refused("best_of", "this server doesn't support 'best_of' (other than null or the value of 'n')")
         if len(self.prompts) * self.choices > MAX_BATCH:
-            raise _refused("n", f"at most {MAX_BATCH} answers at once: lower 'n' or send fewer prompts")
+            raise refused("n", f"at most {MAX_BATCH} answers at once: lower 'n' or send fewer prompts")
         return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
         """The batch of prompts, of one where one was given."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [[i for i in self.prompt if isinstance(i, int)]]
-        return [p for p in self.prompt if not isinstance(p, int)]
+        return flat_prompts(self.prompt)
 
 
-class TextPart(BaseModel):
-    """A part of a message: text only."""
+class EmbeddingRequest(BaseModel):
+    """Body of `POST /v1/embeddings`. `pooling`: from the hidden state of the last token, or the mean over all."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    type: Literal["text"]
-    text: str
+    model: str | None = None
+    input: Prompts
+    encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    pooling: Annotated[str, Field(pattern="^(last|mean)$")] = "last"
+    user: str | None = None
 
 
-class ChatMessage(BaseModel):
-    """One turn of a chat."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
+def flat_prompts(prompts: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    """Return a batch of prompts, of one where one was given."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts[0], int):
+        return [[i for i in prompts if isinstance(i, int)]]
+    return [p for p in prompts if not isinstance(p, int)]
 
 
-class ChatRequest(ApiRequest):
-    """Body of `POST /v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: int | None = None
-
-    @property
-    def template_messages(self) -> list[dict[str, str]]:
-        """The messages as chat templates take them; `developer` is the newer name of `system`."""
-        return [{"role": "system" if m.role == "developer" else m.role, "content": m.text} for m in self.messages]
-
-
-def _refused(param: str, message: str) -> PydanticCustomError:
+def refused(param: str, message: str) -> PydanticCustomError:
     """Return the error of a whole body that is due to one parameter; pydantic gives such errors no place."""
     return PydanticCustomError("refused_parameter", "{words}", {"words": message, "param": param})
 
 
 def _same(given: Any, neutral: Any) -> bool:
     """Equal as JSON: 0 is 0.0, but not false."""
-    return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)
+    return bool(given == neutral) and isinstance(given, bool) == isinstance(neutral, bool)
 
 
 def _words(neutral: tuple[Any, ...]) -> str:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
+from paceline_core.causes import Causes, Story
 from paceline_core.errors import PacelineError
 from paceline_core.knobs import Knobs
-from paceline_core.plan import StepPlan, StepResult
+from paceline_core.plan import StepPlan
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.scheduler import Scheduler
 from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import Gauges
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import ModelStepResult, PromptReport, TokenLogprobs
+
+if TYPE_CHECKING:
+    from paceline_runtime.grammar_matcher import GrammarMatcher  # loads the grammar library
 
 __all__ = ["Engine", "EngineBroken", "ModelBackend", "SequenceRunner", "Turn"]
 
@@ -33,13 +38,15 @@ class EngineBroken(PacelineError):
 class SequenceRunner(Protocol):
     """A runner (see `paceline_core.plan.Runner`) that is told of each sequence before the first plan that names it."""
 
-    def add(self, seq_id: int, prompt_tokens: list[int], params: SamplingParams) -> None:
-        """Keep the prompt and how to sample; `plan.removed` drops it again."""
+    def add(
+        self, seq_id: int, prompt_tokens: list[int], params: SamplingParams, matcher: GrammarMatcher | None = None
+    ) -> None:
+        """Keep the prompt and how to sample (`matcher` follows `params.grammar`); `plan.removed` drops it again."""
 
     def submit(self, plan: StepPlan) -> None:
         """Take the next plan; return before it is computed."""
 
-    def collect(self) -> StepResult:
+    def collect(self) -> ModelStepResult:
         """Wait for the oldest submitted plan and return its result."""
 
     def close(self) -> None:
@@ -79,12 +86,19 @@ class ModelBackend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one turn of the loop brought: tokens per sequence, ends, and the step that completed with its seconds."""
+    """What one turn of the loop brought: tokens per sequence, ends, and the step that completed with its seconds.
+
+    `stories` say where the time of those that `ended` went, by sequence. `logprobs` (one for each of the tokens) and
+    `prompts` are there for the sequences that asked for them.
+    """
 
     tokens: Mapping[int, tuple[int, ...]]
     ended: list[Ended]
     plan: StepPlan | None = None
     duration: float = 0.0
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompts: Mapping[int, PromptReport] = field(default_factory=dict)
+    stories: Mapping[int, Story] = field(default_factory=dict)
 
 
 class Engine:
@@ -115,8 +129,10 @@ class Engine:
         self._broken: Exception | None = None
         self._looked = 0.0  # when `schedule` was asked last
         self.steps = 0
+        self.expected = 0.0  # seconds that what was submitted last should take; the watchdog's thread reads it
         self.num_blocks = backend.num_blocks
         self.step_model = self._fitter.model() if self._fitter.steps else None
+        self._causes = Causes(self.step_model, culprits=True)
         self._scheduler = Scheduler(
             knobs,
             num_blocks=self.num_blocks,
@@ -128,11 +144,18 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request, params: SamplingParams) -> None:
-        """Take a request (with its `tokens`). Raises `RequestRefused` if it can never run here."""
+    def add(
+        self, request: Request, params: SamplingParams, matcher: GrammarMatcher | None = None, submitted: float | None = None
+    ) -> None:
+        """Take a request (with its `tokens`), which was ready for the engine at `submitted` (None: at its arrival).
+
+        Raises `RequestRefused` if it can never run here.
+        """
         assert request.tokens is not None, "the engine computes real tokens"
         self._scheduler.add(request, self._now())
-        self._runner.add(request.seq_id, list(request.tokens), params)
+        intake = 0.0 if submitted is None else max(0.0, submitted - request.arrival)
+        self._causes.arrived(request.seq_id, request.arrival, intake)
+        self._runner.add(request.seq_id, list(request.tokens), params, matcher)
 
     def abort(self, seq_id: int, reason: FinishReason = FinishReason.ABORT) -> bool:
         """End a sequence early; False if it isn't there (any more)."""
@@ -150,14 +173,24 @@ class Engine:
         self._fill()
         self._idle = not self._in_flight
         if self._idle:
-            return Turn({}, self._scheduler.take_ended())
+            ended = self._scheduler.take_ended()
+            return Turn({}, ended, stories=self._stories(ended))
         result = self._collect()
         plan = self._in_flight.popleft()
-        tokens = self._scheduler.complete(plan, result, self._now())
+        now = self._now()
+        tokens = self._scheduler.complete(plan, result, now)
+        self._causes.completed(plan, now, result.duration)
         self._account(plan, result)
-        return Turn(tokens, self._scheduler.take_ended(), plan, result.duration)
+        # a sequence that was aborted meanwhile, or whose sample came to nothing, has no tokens in this turn
+        logprobs = {i: found[: len(tokens[i])] for i, found in result.logprobs.items() if i in tokens}
+        prompts = {i: report for i, report in result.prompts.items() if i in tokens}
+        ended = self._scheduler.take_ended()
+        return Turn(tokens, ended, plan, result.duration, logprobs, prompts, self._stories(ended))
 
-    def _collect(self) -> StepResult:
+    def _stories(self, ended: list[Ended]) -> dict[int, Story]:
+        return {each.request.seq_id: self._causes.ended(each) for each in ended}
+
+    def _collect(self) -> ModelStepResult:
         try:
             return self._runner.collect()
         except Exception as error:
@@ -168,12 +201,18 @@ class Engine:
         while len(self._in_flight) < self._depth:
             self._looked = self._now()
             plan = self._scheduler.schedule(self._looked)
+            if plan is not None:
+                self._causes.planned(plan, self._looked)
+            self._causes.queue_waits(self._scheduler.waits_for, self._looked)
             if plan is None:
                 return
+            if not self._in_flight:
+                self.expected = 0.0
+            self.expected += self.step_model.predict(plan.shape) if self.step_model is not None and plan.scheduled else 0.0
             self._runner.submit(plan)
             self._in_flight.append(plan)
 
-    def _account(self, plan: StepPlan, result: StepResult) -> None:
+    def _account(self, plan: StepPlan, result: ModelStepResult) -> None:
         if plan.resize_blocks is not None:
             self.num_blocks, self._resizing = plan.resize_blocks, False
         if not plan.scheduled:
@@ -181,7 +220,7 @@ class Engine:
         self.steps += 1
         self._fitter.observe(plan.shape, result.duration)
         if self.steps % REFIT_EVERY == 0:
-            self.step_model = self._scheduler.step_model = self._fitter.model()
+            self.step_model = self._scheduler.step_model = self._causes.model = self._fitter.model()
 
     def wait(self) -> float | None:
         """Seconds until `turn` may do something without new input: 0 now, None not before input comes."""

@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Protocol
 
 import msgspec
 
@@ -17,6 +16,7 @@ from paceline_core.knobs import knobs_to_wire
 from paceline_core.request import FinishReason
 from paceline_core.wire import Gauges, StepModelDocument
 from paceline_runtime.engine_link import EngineLink
+from paceline_runtime.engine_listener import EngineListener
 from paceline_runtime.knob_store import KnobChange, KnobStore
 from paceline_runtime.logs import log_event
 from paceline_runtime.messages import (
@@ -29,17 +29,17 @@ from paceline_runtime.messages import (
     Heartbeat,
     KnobsApplied,
     KnobsRefused,
-    SequenceEnded,
     SetKnobs,
+    SetTimeline,
     StepOutput,
-    StepStatistics,
 )
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
 from paceline_runtime.settings import EngineSettings
 
-__all__ = ["EngineCannotStart", "EngineClient", "EngineListener", "EngineNotReady", "EngineState", "KnobsNotTaken"]
+__all__ = ["EngineCannotStart", "EngineClient", "EngineNotReady", "EngineState", "KnobsNotTaken"]
 
 MAX_DEATHS_WHILE_LOADING = 3  # then the process ends, so that the kubelet's back-off and the pod's status take over
+PATIENCE_WITH_STEPS = 3.0  # times what the step-time model says, which is off by less than that
 _REFUSALS_KEPT = 16
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
 
@@ -64,28 +64,6 @@ class EngineState(StrEnum):
     RESTARTING = "restarting"
 
 
-class EngineListener(Protocol):
-    """Is told what happens, for metrics and records. Called on the event loop; must not wait."""
-
-    def engine_ready(self, ready: EngineReady) -> None:
-        """A (new) engine takes requests."""
-
-    def engine_died(self, lost: list[LiveSequence]) -> None:
-        """The engine is gone; these sequences failed with it."""
-
-    def tokens(self, sequence: LiveSequence, count: int, now: float) -> None:
-        """About to be added to the sequence."""
-
-    def sequence_ended(self, sequence: LiveSequence, ended: SequenceEnded) -> None:
-        """The engine's last word on a sequence."""
-
-    def stepped(self, step: StepStatistics | None, gauges: Gauges) -> None:
-        """A turn of the engine's loop is over."""
-
-    def knobs_applied(self, num_blocks: int) -> None:
-        """A knob change is in force."""
-
-
 class EngineClient:
     """Used from one event loop. `run` supervises; everything else returns at once."""
 
@@ -97,7 +75,8 @@ class EngineClient:
         self._ids = itertools.count(1)
         self._live: dict[int, LiveSequence] = {}
         self._heard = time.monotonic()
-        self._stalled = 0.0
+        self._stalled = self._expected = 0.0
+        self._timeline_until = 0.0
         self._refusals: dict[int, str] = {}
         self._applied = asyncio.Condition()
         self.state = EngineState.LOADING
@@ -105,6 +84,7 @@ class EngineClient:
         self.gauges = Gauges()
         self.step_model: StepModelDocument | None = None
         self.starts = 0
+        self.engine_pid: int | None = None
         self._instance = f"{time.time_ns():x}"
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -115,25 +95,42 @@ class EngineClient:
             raise EngineNotReady(f"the engine is {self.state}")
         sequence = LiveSequence(next(self._ids), submission, self._knobs.epoch)
         s = submission
-        self._link.send(AddSequence(sequence.seq_id, s.tokens, s.params, s.arrival, s.priority, s.deadline))
+        self._link.send(
+            AddSequence(sequence.seq_id, s.tokens, s.params, s.arrival, s.priority, s.deadline, s.salt, time.monotonic())
+        )
         self._live[sequence.seq_id] = sequence  # not before it is sent: what fails to be would never end
+        self._listener.submitted(sequence)
         return sequence
 
-    def stop(self, sequence: LiveSequence, reason: FinishReason) -> None:
-        """Ask the engine to end a sequence, once; `ABORT`: its client left, `STOP`: its text reached a stop text."""
+    def stop(self, sequence: LiveSequence, reason: FinishReason, cause: str = "client") -> None:
+        """Ask the engine to end a sequence, once; `ABORT`: nobody wants it any more, `STOP`: its text reached a stop text.
+
+        `cause` is the word under which an abort is counted, unless the sequence has one already.
+        """
         if sequence.stop_sent is None and sequence.seq_id in self._live and self._link is not None:
-            sequence.stop_sent = reason
+            sequence.stop_sent, sequence.stop_cause = reason, sequence.stop_cause or cause
             self._link.send(AbortSequence(sequence.seq_id, reason))
 
     def stop_all(self) -> None:
         """Abort every sequence (the drain's time is over)."""
         for sequence in list(self._live.values()):
-            self.stop(sequence, FinishReason.ABORT)
+            self.stop(sequence, FinishReason.ABORT, "shutdown")
 
     def close_source(self) -> None:
         """Tell the engine that no more sequences will come."""
         if self.state is EngineState.READY and self._link is not None:
             self._link.send(CloseSource())
+
+    def watch_timeline(self, seconds: float) -> None:
+        """Have the engine say who is in each step, for so long from now on."""
+        was_on = time.monotonic() < self._timeline_until
+        self._timeline_until = max(self._timeline_until, time.monotonic() + seconds)
+        if not was_on:
+            self._send_timeline(on=True)
+
+    def _send_timeline(self, *, on: bool) -> None:
+        if self.state is EngineState.READY and self._link is not None:
+            self._link.send(SetTimeline(on))
 
     @property
     def live(self) -> Mapping[int, LiveSequence]:
@@ -159,11 +156,28 @@ class EngineClient:
         if (message := self._refusals.pop(revision, None)) is not None:
             raise KnobsNotTaken(message)
 
-    def hung(self, timeout: float) -> bool:
-        """True if one step takes longer than `timeout`, or the engine process has been silent for so long."""
+    def hung(self, timeout: float) -> str | None:
+        """Return how the engine hangs: it is silent, or one step takes longer than `timeout` and than such a step should.
+
+        None while it is well, loads, or computes a step that the step-time model says takes so long.
+        """
         if self.state is not EngineState.READY:
-            return False
-        return self._stalled > timeout or time.monotonic() - self._heard > timeout
+            return None
+        if (silent := time.monotonic() - self._heard) > timeout:
+            return f"the engine process has said nothing for {silent:.0f} s"
+        if self._stalled > max(timeout, PATIENCE_WITH_STEPS * self._expected):
+            return f"a step has been running for {self._stalled:.0f} s, {self._expected:.3g} s were expected"
+        return None
+
+    @property
+    def activity(self) -> str:
+        """What the engine does, in a few words."""
+        if self.state is not EngineState.READY:
+            return str(self.state)
+        slow = self._stalled > 1.0
+        return (
+            f"a step has been running for {self._stalled:.0f} s, {self._expected:.3g} s are expected" if slow else "serving"
+        )
 
     @property
     def instance(self) -> str:
@@ -194,12 +208,13 @@ class EngineClient:
         self._link, self._started_with = link, self._knobs.revision
         try:
             await link.start()
+            self.engine_pid = link.pid
             log_event("engine_started", pid=link.pid, start=self.starts)
             async for message in link.messages():
                 await self._handle(message)
             return link.exit_text
         finally:
-            self._link = None
+            self._link = self.engine_pid = None
             await link.close()
 
     def _lose_all(self, text: str) -> None:
@@ -218,7 +233,9 @@ class EngineClient:
         if isinstance(message, StepOutput):
             self._stepped(message)
         elif isinstance(message, Heartbeat):
-            self._stalled, self.step_model = message.stalled, message.step_model
+            self._stalled, self._expected, self.step_model = message.stalled, message.expected, message.step_model
+            if message.step_model is not None:
+                self._listener.fitted(message.step_model)
         elif isinstance(message, KnobsApplied):
             await self._confirm(message.revision, message.epoch, message.num_blocks)
         elif isinstance(message, KnobsRefused):
@@ -234,16 +251,20 @@ class EngineClient:
         for seq_id, tokens in output.tokens.items():
             if (sequence := self._live.get(seq_id)) is not None:
                 self._listener.tokens(sequence, len(tokens), now)
-                sequence.push(tokens, now)
+                sequence.push(tokens, now, output.logprobs.get(seq_id, ()), output.prompts.get(seq_id))
         for ended in output.ended:
             if (sequence := self._live.pop(ended.seq_id, None)) is not None:
                 self._listener.sequence_ended(sequence, ended)
                 sequence.end(ended)
-        self._listener.stepped(output.step, output.gauges)
+        self._listener.stepped(output.step, output.gauges, output.members)
+        if output.members is not None and now > self._timeline_until:
+            self._send_timeline(on=False)
 
     async def _become_ready(self, ready: EngineReady) -> None:
         self.ready, self.state = ready, EngineState.READY
         self._listener.engine_ready(ready)
+        if time.monotonic() < self._timeline_until:
+            self._send_timeline(on=True)
         await self._confirm(self._started_with, ready.epoch, ready.num_blocks)
         if self._knobs.revision != self._started_with:  # changed while it was loading
             self.set_knobs(KnobChange(self._knobs.revision, self._knobs.target))

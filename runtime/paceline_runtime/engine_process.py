@@ -15,36 +15,44 @@ import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from paceline_core.errors import PacelineError, RequestRefused
 from paceline_core.knobs import knobs_from_wire
-from paceline_core.request import Ended, FinishReason, Request
+from paceline_core.request import FinishReason
 from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import Gauges
 from paceline_runtime.backend import load_backend
 from paceline_runtime.engine import Engine, Turn
+from paceline_runtime.engine_reports import ended_of, members_of, request_of, statistics_of
+from paceline_runtime.grammar_queue import GrammarQueue, open_grammars
 from paceline_runtime.logs import log_event, set_up_logging
 from paceline_runtime.messages import (
     AbortSequence,
     AddSequence,
     EngineFailed,
     EngineReady,
+    GrammarsReady,
     Heartbeat,
     KnobsApplied,
     KnobsRefused,
     SequenceEnded,
     SetKnobs,
+    SetTimeline,
     StepOutput,
-    StepStatistics,
     ToEngine,
     decode_to_engine,
     encode,
 )
+from paceline_runtime.model_errors import GrammarError
 from paceline_runtime.settings import EngineSettings
 from paceline_runtime.step_profile import profile_steps
+
+if TYPE_CHECKING:
+    from paceline_runtime.grammar_matcher import GrammarMatcher  # loads the grammar library
 
 __all__ = ["EngineLoop", "main", "open_socket"]
 
@@ -66,14 +74,21 @@ class EngineLoop:
     """Moves messages between the sockets and an `Engine`. Everything but `busy_since` belongs to one thread."""
 
     def __init__(
-        self, engine: Engine, eos_token_ids: frozenset[int], inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
+        self,
+        engine: Engine,
+        eos_token_ids: frozenset[int],
+        inbox: zmq.Socket[bytes],
+        outbox: zmq.Socket[bytes],
+        grammars: GrammarQueue | None = None,
     ) -> None:
         self.engine = engine
+        self._grammars = grammars
         self._eos = eos_token_ids
         self._inbox, self._outbox = inbox, outbox
         self._refused: list[SequenceEnded] = []
         self._acks: list[SetKnobs] = []
         self._epoch = 0
+        self._timeline = False
         self._sent_gauges = Gauges()
         self.busy_since: float | None = None  # when the turn that runs now began; the watchdog reads it
 
@@ -100,11 +115,18 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, AddSequence):
-            self._add(message)
+            if message.params.grammar is not None and self._grammars is not None:
+                self._grammars.put(message)
+            else:
+                self._add(message)
         elif isinstance(message, AbortSequence):
-            self.engine.abort(message.seq_id, message.reason)
+            self._abort(message)
+        elif isinstance(message, GrammarsReady):
+            self._add_compiled()
         elif isinstance(message, SetKnobs):
             self._set_knobs(message)
+        elif isinstance(message, SetTimeline):
+            self._timeline = message.on
         else:
             self.engine.close_source()
 
@@ -116,24 +138,43 @@ class EngineLoop:
         else:
             self._acks.append(message)
 
-    def _add(self, message: AddSequence) -> None:
+    def _abort(self, message: AbortSequence) -> None:
+        if self._grammars is not None and self._grammars.drop(message.seq_id):
+            self._end_unstarted(message.seq_id, message.reason)
+        else:
+            self.engine.abort(message.seq_id, message.reason)
+
+    def _add_compiled(self) -> None:
+        """Take the sequences whose grammars were compiled beside the steps."""
+        assert self._grammars is not None, "only a queue of grammars sends this"
+        for message, matcher in self._grammars.take():
+            if isinstance(matcher, GrammarError):
+                self._end_unstarted(message.seq_id, FinishReason.REFUSED, str(matcher), "invalid_grammar")
+            else:
+                self._add(message, matcher)
+
+    def _add(self, message: AddSequence, matcher: GrammarMatcher | None = None) -> None:
         try:
-            self.engine.add(_request(message, self._eos), message.params)
+            self.engine.add(request_of(message, self._eos), message.params, matcher, message.submitted)
         except RequestRefused as error:
-            epoch = self.engine.epoch
-            ended = SequenceEnded(
-                message.seq_id, FinishReason.REFUSED, 0, time.monotonic(), epoch=epoch, end_epoch=epoch,
-                refusal=str(error), refusal_code=error.reason,
-            )  # fmt: skip
-            self._refused.append(ended)
+            self._end_unstarted(message.seq_id, FinishReason.REFUSED, str(error), error.reason)
+
+    def _end_unstarted(self, seq_id: int, reason: FinishReason, refusal: str = "", code: str = "") -> None:
+        epoch, now = self.engine.epoch, time.monotonic()
+        self._refused.append(
+            SequenceEnded(seq_id, reason, 0, now, epoch=epoch, end_epoch=epoch, refusal=refusal, refusal_code=code)
+        )
 
     def _send(self, turn: Turn) -> None:
-        ended = [*self._refused, *(_ended(e) for e in turn.ended)]
+        ended = [*self._refused, *(ended_of(e, turn.stories[e.request.seq_id]) for e in turn.ended)]
         self._refused = []
         gauges = self.engine.gauges()
         # also without a step: a request that begins to wait is news
         if turn.tokens or ended or turn.plan is not None or gauges != self._sent_gauges:
-            self._outbox.send(encode(StepOutput(dict(turn.tokens), ended, gauges, _statistics(turn))))
+            details = dict(turn.logprobs), dict(turn.prompts)
+            members = members_of(turn) if self._timeline else None
+            output = StepOutput(dict(turn.tokens), ended, gauges, statistics_of(turn), *details, members)
+            self._outbox.send(encode(output))
             self._sent_gauges = gauges
         if self._acks and not self.engine.resizing:
             for ack in self._acks:
@@ -141,53 +182,13 @@ class EngineLoop:
             self._acks = []
 
 
-def _request(message: AddSequence, eos: frozenset[int]) -> Request:
-    params = message.params
-    stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos)
-    return Request(
-        seq_id=message.seq_id,
-        prompt_len=len(message.tokens),
-        max_tokens=params.max_tokens,
-        arrival=message.arrival,
-        priority=message.priority,
-        deadline=message.deadline,
-        tokens=message.tokens,
-        salt=message.salt,
-        stop_token_ids=stop_ids,
-        min_tokens=params.min_tokens,
-    )
-
-
-def _ended(ended: Ended) -> SequenceEnded:
-    return SequenceEnded(
-        seq_id=ended.request.seq_id,
-        reason=ended.reason,
-        output_len=ended.output_len,
-        released=ended.released,
-        first_scheduled=ended.first_scheduled,
-        first_token=ended.first_token,
-        last_token=ended.last_token,
-        cached_len=ended.cached_len,
-        preemptions=ended.preemptions,
-        epoch=ended.epoch,
-        end_epoch=ended.end_epoch,
-    )
-
-
-def _statistics(turn: Turn) -> StepStatistics | None:
-    if turn.plan is None or not turn.plan.scheduled:
-        return None
-    s = turn.plan.shape
-    work = (s.decode_tokens, s.prefill_tokens, s.context_tokens, s.prefill_attention)
-    return StepStatistics(time.monotonic(), turn.duration, turn.plan.epoch, *work)
-
-
 def _watch(loop: EngineLoop, outbox: zmq.Socket[bytes]) -> None:
     """Send heartbeats from a thread of its own, so that a long step delays none and a hang shows as `stalled`."""
     while True:
         busy_since, model = loop.busy_since, loop.engine.step_model
         stalled = 0.0 if busy_since is None else time.monotonic() - busy_since
-        outbox.send(encode(Heartbeat(loop.engine.steps, stalled, None if model is None else model.to_document())))
+        document = None if model is None else model.to_document()
+        outbox.send(encode(Heartbeat(loop.engine.steps, stalled, document, loop.engine.expected)))
         time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -224,7 +225,9 @@ def _start(settings: EngineSettings, outbox: zmq.Socket[bytes], inbox: zmq.Socke
         epoch=engine.epoch,
     )
     outbox.send(encode(ready))
-    return EngineLoop(engine, frozenset(backend.eos_token_ids), inbox, outbox)
+    # a clock's text is a placeholder, whatever the grammar
+    grammars = None if backend.device == "clock" else open_grammars(settings, backend, inbox)
+    return EngineLoop(engine, frozenset(backend.eos_token_ids), inbox, outbox, grammars)
 
 
 def _depth(settings: EngineSettings, device: str) -> int:

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline_runtime.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 
-__all__ = ["ResponseFormat", "StructuredOutputs", "guided"]
+__all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "guided"]
 
-_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
 class JsonSchemaFormat(BaseModel):
@@ -77,8 +77,8 @@ class StructuredOutputs(BaseModel):
 
 def guided(data: dict[str, Any]) -> dict[str, Any]:
     """Return a body with vLLM's older names (`guided_json`, …) in their new place."""
-    old = {new: data[name] for name, new in _GUIDED.items() if data.get(name) is not None}
-    rest = {key: value for key, value in data.items() if key not in _GUIDED}
+    old = {new: data[name] for name, new in GUIDED.items() if data.get(name) is not None}
+    rest = {key: value for key, value in data.items() if key not in GUIDED}
     if not old:
         return rest
     newer = rest.get("structured_outputs") or {}

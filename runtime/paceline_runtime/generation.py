@@ -12,44 +12,68 @@ from paceline_runtime.api_errors import ApiError, invalid, unavailable
 from paceline_runtime.engine_client import EngineClient
 from paceline_runtime.messages import SequenceEnded
 from paceline_runtime.sequence import LiveSequence
+from paceline_runtime.step_result import TokenLogprobs
 from paceline_runtime.text_stream import TextStream
 
-__all__ = ["Answer", "Generation", "Piece", "pieces_of"]
+__all__ = ["Answer", "Echo", "Generation", "Piece", "ShownToken", "pieces_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token of the text, where its own text begins in it, and its log-probabilities; the first of a prompt has none."""
+
+    id: int
+    offset: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that the answer begins with: its text, and where in it each token begins. `only`: the answer is nothing else."""
+
+    text: str
+    offsets: tuple[int, ...] = ()
+    only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole result."""
+    """A whole result. `tokens` only if log-probabilities were asked for."""
 
     text: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    tokens: tuple[ShownToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of generation `index`, or its end, which has a reason and no text."""
+    """Some text of generation `index`, or its end, which has a reason and no text; `tokens` as in `Answer`."""
 
     index: int
     text: str
     finish_reason: str | None = None
+    tokens: tuple[ShownToken, ...] = ()
 
 
 class Generation:
     """Reads one sequence. Whoever has one must `close` it: that frees the engine's slot if the client is gone."""
 
-    def __init__(self, client: EngineClient, sequence: LiveSequence, text: TextStream) -> None:
+    def __init__(self, client: EngineClient, sequence: LiveSequence, text: TextStream, echo: Echo | None = None) -> None:
         self._client = client
         self._sequence = sequence
         self._text = text
+        self._echo = echo
+        self._told: int | None = None  # tokens of the text that `take_tokens` gave; None: the prompt's are due first
 
     @property
     def finish_reason(self) -> str | None:
         """`stop` or `length` once the text has ended."""
-        reason = self._text.finish_reason
-        return None if reason is None else reason.value
+        if self._text.finish_reason is None:
+            return None
+        return FinishReason.LENGTH.value if self._silent else self._text.finish_reason.value
 
     @property
     def prompt_tokens(self) -> int:
@@ -59,10 +83,25 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Tokens generated so far, the stop token included."""
-        return len(self._text.token_ids)
+        return 0 if self._silent else len(self._text.token_ids)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that came from the prefix cache; None until the engine has said so."""
+        return None if self._sequence.ended is None else self._sequence.ended.cached_len
+
+    @property
+    def embedding(self) -> bytes:
+        """The prompt's embedding (float32), after the end, if it was asked for."""
+        return self._sequence.prompt.embedding
+
+    @property
+    def _silent(self) -> bool:
+        return self._echo is not None and self._echo.only
 
     async def pieces(self) -> AsyncIterator[str]:
         """Yield text as it comes, to its end. Raises `ApiError` or `EngineDied`."""
+        before = "" if self._echo is None else self._echo.text
         while self._text.finish_reason is None:
             tokens = await self._take()
             piece = self._text.push(tokens)
@@ -70,22 +109,40 @@ class Generation:
                 self._client.stop(self._sequence, FinishReason.STOP)
             if self._text.finish_reason is None and self._sequence.ended is not None:
                 piece += self._text.finish(self._normal_end(self._sequence.ended))
+            piece, before = before + ("" if self._silent else piece), ""
             if piece:
                 yield piece
+
+    def take_tokens(self) -> tuple[ShownToken, ...]:
+        """Return the tokens of the text that was shown since the last call, if log-probabilities were asked for."""
+        if self._sequence.submission.params.logprobs is None:
+            return ()
+        before = self._prompt_tokens() if self._told is None else ()
+        first, last = self._told or 0, 0 if self._silent else self._text.shown_tokens
+        self._told = last
+        shift = 0 if self._echo is None else len(self._echo.text)
+        ids, offsets, logprobs = self._text.token_ids, self._text.offsets, self._sequence.logprobs
+        return (*before, *(ShownToken(ids[i], shift + offsets[i], logprobs[i]) for i in range(first, last)))
+
+    def _prompt_tokens(self) -> tuple[ShownToken, ...]:
+        if self._echo is None:
+            return ()
+        ids, logprobs = self._sequence.submission.tokens, (None, *self._sequence.prompt.logprobs)
+        return tuple(ShownToken(*token) for token in zip(ids, self._echo.offsets, logprobs, strict=True))
 
     async def whole(self) -> Answer:
         """Return the result when the engine releases it: static and dynamic batching hold it until their batch ends."""
         text = "".join([piece async for piece in self.pieces()])
         while self._sequence.ended is None:
             await self._sequence.take()
-        reason = self.finish_reason
+        reason, cached = self.finish_reason, self._sequence.ended.cached_len
         assert reason is not None
-        return Answer(text, reason, self.prompt_tokens, self.completion_tokens, self._sequence.ended.cached_len)
+        return Answer(text, reason, self.prompt_tokens, self.completion_tokens, cached, self.take_tokens())
 
-    def close(self) -> None:
-        """Tell the engine that nobody reads any more, if it still works on it."""
+    def close(self, cause: str = "client") -> None:
+        """Tell the engine that nobody reads any more, if it still works on it; `cause` is why, in a word."""
         if self._sequence.ended is None and self._text.finish_reason is None:
-            self._client.stop(self._sequence, FinishReason.ABORT)
+            self._client.stop(self._sequence, FinishReason.ABORT, cause)
 
     async def _take(self) -> list[int]:
         """Wait for tokens; for the first one at most until the request's deadline."""
@@ -136,8 +193,8 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
 
 async def _indexed(index: int, generation: Generation) -> AsyncIterator[Piece]:
     async for text in generation.pieces():
-        yield Piece(index, text)
-    yield Piece(index, "", generation.finish_reason)
+        yield Piece(index, text, tokens=generation.take_tokens())
+    yield Piece(index, "", generation.finish_reason, generation.take_tokens())
 
 
 async def _read(index: int, generation: Generation, queue: asyncio.Queue[Piece | Exception]) -> None:

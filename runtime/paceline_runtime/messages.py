@@ -1,7 +1,7 @@
 """What the API process and the engine process say to each other: msgspec structs as MessagePack over ZeroMQ.
 
 ```
-API → engine   AddSequence  AbortSequence  SetKnobs  CloseSource
+API → engine   AddSequence  AbortSequence  SetKnobs  SetTimeline  CloseSource
 engine → API   EngineReady  EngineFailed  StepOutput  KnobsApplied  KnobsRefused  Heartbeat
 ```
 Every `AddSequence` is answered by exactly one `SequenceEnded` (inside a `StepOutput`), or by the death of the engine
@@ -17,6 +17,7 @@ import msgspec
 from paceline_core.request import FinishReason
 from paceline_core.wire import Gauges, StepModelDocument
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import PromptReport, TokenLogprobs
 
 __all__ = [
     "AbortSequence",
@@ -25,11 +26,13 @@ __all__ = [
     "EngineFailed",
     "EngineReady",
     "FromEngine",
+    "GrammarsReady",
     "Heartbeat",
     "KnobsApplied",
     "KnobsRefused",
     "SequenceEnded",
     "SetKnobs",
+    "SetTimeline",
     "StepOutput",
     "StepStatistics",
     "ToEngine",
@@ -40,7 +43,10 @@ __all__ = [
 
 
 class AddSequence(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Generate from `tokens`. `deadline` is when the first token stops being useful; `salt` keeps cached blocks apart."""
+    """Generate from `tokens`. `deadline` is when the first token stops being useful; `salt` keeps cached blocks apart.
+
+    `submitted` is when it was sent, after `arrival` by what reading and tokenising it took.
+    """
 
     seq_id: int
     tokens: list[int]
@@ -49,6 +55,7 @@ class AddSequence(msgspec.Struct, frozen=True, tag=True, array_like=True):
     priority: int = 0
     deadline: float | None = None
     salt: int = 0
+    submitted: float | None = None
 
 
 class AbortSequence(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -69,11 +76,25 @@ class CloseSource(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """No more sequences will come: static batching need not wait for a full batch any more."""
 
 
-ToEngine = AddSequence | AbortSequence | SetKnobs | CloseSource
+class SetTimeline(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Say with each step who was in it, or stop doing so."""
+
+    on: bool
+
+
+class GrammarsReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From a thread of the engine process to its loop: grammars are compiled, their sequences can be added."""
+
+
+ToEngine = AddSequence | AbortSequence | SetKnobs | SetTimeline | CloseSource | GrammarsReady
 
 
 class SequenceEnded(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a sequence (see `paceline_core.request.Ended`). `refusal` says why it was refused, in words."""
+    """The end of a sequence (see `paceline_core.request.Ended`). `refusal` says why it was refused, in words.
+
+    `parts` are the seconds of `paceline_core.causes.PARTS`, in that order (none for one that never came in).
+    `delayed_by` and `preempted_by` hold the worst culprits, by sequence.
+    """
 
     seq_id: int
     reason: FinishReason
@@ -88,6 +109,9 @@ class SequenceEnded(msgspec.Struct, frozen=True, array_like=True):
     end_epoch: int = 0
     refusal: str = ""
     refusal_code: str = ""
+    parts: tuple[float, ...] = ()
+    delayed_by: dict[int, float] = {}  # msgspec makes a new one each time
+    preempted_by: dict[int, float] = {}
 
 
 class StepStatistics(msgspec.Struct, frozen=True, array_like=True):
@@ -103,12 +127,19 @@ class StepStatistics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What came of one turn of the engine loop: new tokens per sequence, ends, and the step if one completed."""
+    """What came of one turn of the engine loop: new tokens per sequence, ends, and the step if one completed.
+
+    `logprobs` (one for each of the tokens) and `prompts` are there for the sequences that asked for them. `members` are the
+    sequences of the step with their tokens and whether those are a prompt's, if a timeline is wanted.
+    """
 
     tokens: dict[int, tuple[int, ...]]
     ended: list[SequenceEnded]
     gauges: Gauges
     step: StepStatistics | None = None
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    prompts: dict[int, PromptReport] = {}
+    members: list[tuple[int, int, bool]] | None = None
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -144,11 +175,15 @@ class KnobsRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Sent by the watchdog thread of the engine process. `stalled` counts seconds without a step while work is pending."""
+    """Sent by the watchdog thread of the engine process. `stalled` counts seconds without a step while work is pending.
+
+    `expected` is what the step-time model says of the step that runs.
+    """
 
     steps: int
     stalled: float
     step_model: StepModelDocument | None = None
+    expected: float = 0.0
 
 
 FromEngine = EngineReady | EngineFailed | StepOutput | KnobsApplied | KnobsRefused | Heartbeat

@@ -1,23 +1,23 @@
-"""Prometheus metrics of a server: vLLM's names, so that existing dashboards and scalers work, and our own `paceline_*`."""
+"""Prometheus metrics of a server, as `metric_table.py` lists them."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import Gauge as PrometheusGauge
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics import MetricWrapperBase
 
 from paceline_core.knobs import Knobs, Strategy
-from paceline_core.wire import Gauges
+from paceline_core.wire import Gauges, RequestRecord, StepModelDocument
+from paceline_runtime.metric_table import LABELS, METRICS, MetricSpec
 
 __all__ = ["CONTENT_TYPE", "RuntimeMetrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _ENGINE = "0"
-# vLLM's own buckets, so that its dashboards' quantiles stay comparable
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
-_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
-_E2E = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-_STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_LABELS = ("model_name", "engine")
+M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class RuntimeMetrics:
@@ -28,83 +28,120 @@ class RuntimeMetrics:
         self.registry = CollectorRegistry()
         self._labels = (model_name, _ENGINE)
         self._last = Gauges()
-        self._make_vllm()
-        self._make_own()
+        self._made = {spec.attribute: _make(spec, self.registry) for spec in METRICS}
+        self._children: dict[tuple[str, ...], MetricWrapperBase] = {}
+        for spec in METRICS:
+            if not spec.labels:
+                self._made[spec.attribute].labels(*self._labels)  # there from the start, with 0
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+    def gauge(self, attribute: str, *labels: str) -> PrometheusGauge:
+        """Return the gauge of a row of the table, with its own labels' values."""
+        return self._child(attribute, PrometheusGauge, labels)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+    def counter(self, attribute: str, *labels: str) -> Counter:
+        """Return the counter of a row."""
+        return self._child(attribute, Counter, labels)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets).labels(*self._labels)
+    def histogram(self, attribute: str, *labels: str) -> Histogram:
+        """Return the histogram of a row."""
+        return self._child(attribute, Histogram, labels)
 
-    def _make_vllm(self) -> None:
-        self.running = self._gauge("vllm:num_requests_running", "Sequences in the running batch.")
-        self.waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait for a slot.")
-        self.kv_usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use (1 = all).")
-        self.ttft = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT)
-        self.itl = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", _ITL)
-        self.e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the result (static and dynamic: of the batch).", _E2E
-        )
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that began to run.")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self.preemptions = self._counter("vllm:num_preemptions", "Sequences that lost their KV and were recomputed.")
-        self._cache_config = Gauge(
-            "vllm:cache_config_info", "The KV cache's settings, as labels.", registry=self.registry,
-            labelnames=(*_LABELS, "block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"),
-        )  # fmt: skip
-
-    def _make_own(self) -> None:
-        self.slot_steps = self._counter("paceline_slot_steps", "Slots offered: maxNumSeqs summed over steps.")
-        self.slot_steps_busy = self._counter("paceline_slot_steps_busy", "Slots that did useful work, summed over steps.")
-        self.steps = self._counter("paceline_steps", "Engine steps.")
-        self.step_seconds = self._histogram("paceline_step_seconds", "Time of one engine step.", _STEP)
-        self.knob_epoch = self._gauge("paceline_knob_epoch", "Knob changes that steps were run under.")
-        self.knob_revision = self._gauge("paceline_knob_revision", "Revision of the knobs that were asked for.")
-        self.ready = self._gauge("paceline_engine_ready", "1 while the engine takes requests.")
-        self.engine_restarts = self._counter("paceline_engine_restarts", "Times that a dead engine was started again.")
-        self._strategy = Gauge(
-            "paceline_strategy", "1 for the batching strategy in force.", (*_LABELS, "strategy"), registry=self.registry
-        )
-        self._requests = Counter(
-            "paceline_requests", "Requests by how they ended.", (*_LABELS, "outcome"), registry=self.registry
-        )
+    def _child(self, attribute: str, kind: type[M], labels: tuple[str, ...]) -> M:
+        key = (attribute, *labels)
+        found = self._children.get(key)  # looking labels up takes longer than counting, and there is one per token
+        if found is None:
+            found = self._children[key] = self._made[attribute].labels(*self._labels, *labels)
+        assert isinstance(found, kind), f"{attribute} is no {kind.__name__}"
+        return found
 
     def count_request(self, outcome: str) -> None:
         """Count one request: finished, aborted, refused, rejected (queue full, draining, not ready) or failed."""
-        self._requests.labels(*self._labels, outcome).inc()
+        self.counter("requests", outcome).inc()
+
+    def observe_request(self, record: RequestRecord, released: float | None, finish_reason: str) -> None:
+        """Take a sequence that ended; `released` is when its result came (Unix seconds), if it has one."""
+        self.counter("success", finish_reason).inc()
+        for part, seconds in record.parts.items():
+            self.histogram("part", part).observe(seconds)
+        if record.tenant:
+            self._count_tokens(record)
+        if released is None or record.first_token is None or record.first_scheduled is None or record.end is None:
+            return
+        self.histogram("e2e").observe(released - record.arrival)
+        self.histogram("queue_time").observe(record.first_scheduled - record.arrival)
+        self.histogram("prefill_time").observe(record.first_token - record.first_scheduled)
+        self.histogram("decode_time").observe(record.end - record.first_token)
+        self.histogram("inference_time").observe(record.end - record.first_scheduled)
+        if record.output_tokens > 1:
+            self.histogram("tpot").observe((record.end - record.first_token) / (record.output_tokens - 1))
+        self.histogram("request_prompt").observe(record.prompt_tokens)
+        self.histogram("request_output").observe(record.output_tokens)
+        self.histogram("request_most").observe(record.output_tokens)
+        self.histogram("params_max_tokens").observe(record.max_tokens)
+
+    def _count_tokens(self, record: RequestRecord) -> None:
+        self.counter("key_requests", record.tenant, record.outcome).inc()
+        self.counter("key_tokens", record.tenant, "prompt").inc(record.prompt_tokens)
+        self.counter("key_tokens", record.tenant, "cached").inc(record.cached_tokens)
+        self.counter("key_tokens", record.tenant, "output").inc(record.output_tokens)
+
+    def observe_step(self, tokens: int, seconds: float) -> None:
+        """Take a step of so many tokens."""
+        self.counter("steps").inc()
+        self.histogram("step_seconds").observe(seconds)
+        self.histogram("iteration_tokens").observe(tokens)
 
     def update(self, now: Gauges) -> None:
         """Take the engine's figures over; its totals start from 0 again with `engine_started`."""
         self.update_gauges(now)
         last, self._last = self._last, now
-        self.prompt_tokens.inc(now.prompt_tokens - last.prompt_tokens)
-        self.generation_tokens.inc(now.output_tokens - last.output_tokens)
-        self.preemptions.inc(now.preemptions - last.preemptions)
-        self.slot_steps.inc(now.slot_steps - last.slot_steps)
-        self.slot_steps_busy.inc(now.slot_steps_busy - last.slot_steps_busy)
+        for attribute, total, before in (
+            ("prompt_tokens", now.prompt_tokens, last.prompt_tokens),
+            ("generation_tokens", now.output_tokens, last.output_tokens),
+            ("preemptions", now.preemptions, last.preemptions),
+            ("prefix_queries", now.prefix_queries, last.prefix_queries),
+            ("prefix_hits", now.prefix_hits, last.prefix_hits),
+            ("slot_steps", now.slot_steps, last.slot_steps),
+            ("slot_steps_busy", now.slot_steps_busy, last.slot_steps_busy),
+        ):
+            if total != before:  # a turn of the engine changes few of them
+                self.counter(attribute).inc(total - before)
 
     def update_gauges(self, now: Gauges) -> None:
         """Take over what is true now, without the totals."""
-        self.running.set(now.running)
-        self.waiting.set(now.waiting)
-        self.kv_usage.set(now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0)
+        self.gauge("running").set(now.running)
+        self.gauge("waiting").set(now.waiting)
+        self.gauge("kv_usage").set(now.kv_blocks_used / now.kv_blocks_total if now.kv_blocks_total else 0.0)
+        self.gauge("kv_blocks", "total").set(now.kv_blocks_total)
+        self.gauge("kv_blocks", "used").set(now.kv_blocks_used)
+        self.gauge("kv_blocks", "cached").set(now.kv_blocks_cached)
 
     def engine_started(self) -> None:
         """A new engine counts from zero."""
         self._last = Gauges()
 
+    def set_model(self, model: StepModelDocument) -> None:
+        """Publish how good the step-time model is."""
+        self.gauge("model_residual").set(model.residual)
+        self.gauge("model_steps").set(model.steps)
+
     def set_knobs(self, knobs: Knobs, num_blocks: int) -> None:
         """Publish the strategy and the pool's settings (the old values' series is dropped)."""
         for strategy in Strategy:
-            self._strategy.labels(*self._labels, strategy.value).set(knobs.strategy is strategy)
-        self._cache_config.clear()
+            self.gauge("strategy", strategy.value).set(knobs.strategy is strategy)
+        self._made["cache_config"].clear()
+        self._children = {key: child for key, child in self._children.items() if key[0] != "cache_config"}
         values = (str(knobs.block_size), str(num_blocks), str(knobs.prefix_caching), str(knobs.kv_memory_fraction))
-        self._cache_config.labels(*self._labels, *values).set(1)
+        self.gauge("cache_config", *values).set(1)
 
     def render(self) -> bytes:
         """Return the exposition text."""
         return generate_latest(self.registry)
+
+
+def _make(spec: MetricSpec, registry: CollectorRegistry) -> MetricWrapperBase:
+    labels = (*LABELS, *spec.labels)
+    if spec.kind == "histogram":
+        return Histogram(spec.name, spec.text, labels, registry=registry, buckets=spec.buckets)
+    kind = Counter if spec.kind == "counter" else PrometheusGauge
+    return kind(spec.name, spec.text, labels, registry=registry)

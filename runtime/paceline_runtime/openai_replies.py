@@ -12,6 +12,9 @@ import msgspec
 
 from paceline_runtime.api_errors import error_body, to_api_error
 from paceline_runtime.generation import Answer, Generation, Piece
+from paceline_runtime.logprob_replies import chat_logprobs, completion_logprobs
+from paceline_runtime.text_stream import Tokenizer
+from paceline_runtime.tool_parser import CallDelta, Delta, ToolParser
 
 __all__ = ["ChatReply", "CompletionReply", "Reply", "event_stream"]
 
@@ -24,8 +27,10 @@ class Reply(ABC):
 
     id: str
     model: str
+    tokenizer: Tokenizer
     n: int = 1
     include_usage: bool = False
+    logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
@@ -42,14 +47,17 @@ class Reply(ABC):
         """Return the events before the first text."""
         return []
 
-    def piece(self, piece: Piece) -> bytes:
-        """Return the event of a piece of text, or of the end."""
-        return self._chunk([self._piece_choice(piece)])
+    def pieces(self, piece: Piece) -> list[bytes]:
+        """Return the events of a piece of text, or of the end; none if all of it is held back."""
+        return [self._chunk([choice]) for choice in self._piece_choices(piece)]
 
     def usage(self, generations: Sequence[Generation]) -> bytes:
         """Return the event that ends a stream with `include_usage`."""
-        prompt = sum(g.prompt_tokens for g in generations[:: self.n])
-        return self._chunk([], _usage(prompt, sum(g.completion_tokens for g in generations), None))
+        firsts = generations[:: self.n]
+        cached = [g.cached_tokens for g in firsts]
+        known = None if None in cached else sum(c for c in cached if c is not None)
+        prompt = sum(g.prompt_tokens for g in firsts)
+        return self._chunk([], _usage(prompt, sum(g.completion_tokens for g in generations), known))
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         """Return an event; with `include_usage` every one has the field, all but the last with null."""
@@ -65,8 +73,8 @@ class Reply(ABC):
         """One choice of an answer that isn't streamed."""
 
     @abstractmethod
-    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
-        """The choice of a stream's event."""
+    def _piece_choices(self, piece: Piece) -> list[dict[str, Any]]:
+        """The choices of the events of a piece."""
 
 
 class CompletionReply(Reply):
@@ -76,14 +84,21 @@ class CompletionReply(Reply):
         return {"id": self.id, "object": "text_completion", "created": self.created, "model": self.model}
 
     def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        return {"index": index, "text": answer.text, "logprobs": None, "finish_reason": answer.finish_reason}
+        return self._choice(Piece(index, answer.text, answer.finish_reason, answer.tokens))
 
-    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
-        return {"index": piece.index, "text": piece.text, "logprobs": None, "finish_reason": piece.finish_reason}
+    def _piece_choices(self, piece: Piece) -> list[dict[str, Any]]:
+        return [self._choice(piece)]
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        logprobs = completion_logprobs(piece.tokens, self.tokenizer) if self.logprobs else None
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
 
 
+@dataclass(frozen=True, slots=True)
 class ChatReply(Reply):
-    """Answers of `/v1/chat/completions`."""
+    """Answers of `/v1/chat/completions`. `parsers` find tool calls, one for each choice; without tools there are none."""
+
+    parsers: Sequence[ToolParser] = ()
 
     def opening(self) -> list[bytes]:
         """A chat stream starts with the role."""
@@ -95,12 +110,39 @@ class ChatReply(Reply):
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _whole_choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        message = {"role": "assistant", "content": answer.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+        deltas = self._split(Piece(index, answer.text)) + self._split(Piece(index, "", answer.finish_reason))
+        text, calls = "".join(delta for delta in deltas if isinstance(delta, str)), _joined(deltas)
+        message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        reason = self._reason(Piece(index, "", answer.finish_reason))
+        logprobs = chat_logprobs(answer.tokens, self.tokenizer) if self.logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def _piece_choice(self, piece: Piece) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text else {}
-        return {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": piece.finish_reason}
+    def _piece_choices(self, piece: Piece) -> list[dict[str, Any]]:
+        """The log-probabilities of a piece go with its first event, whatever becomes of its text."""
+        deltas = [_delta(delta) for delta in self._split(piece)]
+        if not deltas and (piece.finish_reason or piece.tokens):
+            deltas = [{}]
+        choices: list[dict[str, Any]] = [
+            {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
+        ]
+        if self.logprobs and piece.tokens:
+            choices[0]["logprobs"] = chat_logprobs(piece.tokens, self.tokenizer)
+        if piece.finish_reason:
+            choices[-1]["finish_reason"] = self._reason(piece)
+        return choices
+
+    def _split(self, piece: Piece) -> list[Delta]:
+        """Return the text and the calls in a piece."""
+        if not self.parsers:
+            return [piece.text] if piece.text else []
+        parser = self.parsers[piece.index]
+        return parser.push(piece.text) + (parser.finish() if piece.finish_reason else [])
+
+    def _reason(self, piece: Piece) -> str | None:
+        called = bool(self.parsers) and self.parsers[piece.index].calls > 0
+        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 
 
 async def event_stream(
@@ -111,16 +153,38 @@ async def event_stream(
     An error in the middle becomes an event of its own, and no `[DONE]` follows.
     """
     try:
-        for event in reply.opening():
+        for event in (*reply.opening(), *reply.pieces(first)):
             yield event
-        yield reply.piece(first)
         async for piece in pieces:
-            yield reply.piece(piece)
+            for event in reply.pieces(piece):
+                yield event
         if reply.include_usage:
             yield reply.usage(generations)
         yield _DONE
     except Exception as error:  # noqa: BLE001  # headers are sent: the stream is the only place left to say it
         yield _event(error_body(to_api_error(error)))
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    if isinstance(delta, str):
+        return {"content": delta}
+    function = {"arguments": delta.arguments}
+    if not delta.id:
+        return {"tool_calls": [{"index": delta.index, "function": function}]}
+    head = {"index": delta.index, "id": delta.id, "type": "function"}
+    return {"tool_calls": [{**head, "function": {"name": delta.name, **function}}]}
+
+
+def _joined(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    """Return the whole calls that some deltas make up."""
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if not isinstance(delta, CallDelta):
+            continue
+        if delta.id:
+            calls.append({"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}})
+        calls[delta.index]["function"]["arguments"] += delta.arguments
+    return calls
 
 
 def _usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:

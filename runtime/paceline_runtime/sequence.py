@@ -9,6 +9,7 @@ from paceline_core.errors import PacelineError
 from paceline_core.request import FinishReason
 from paceline_runtime.messages import SequenceEnded
 from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.step_result import PromptReport, TokenLogprobs
 
 __all__ = ["EngineDied", "LiveSequence", "Submission"]
 
@@ -19,7 +20,11 @@ class EngineDied(PacelineError):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is asked of the engine. `arrival` and `deadline` are `time.monotonic()`; a lower priority goes first."""
+    """What is asked of the engine. `arrival` and `deadline` are `time.monotonic()`; a lower priority goes first.
+
+    `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others', and `predicted_wait` is how many
+    seconds it was thought to wait for a slot.
+    """
 
     request_id: str
     tokens: list[int] = field(repr=False)
@@ -27,6 +32,9 @@ class Submission:
     arrival: float
     priority: int = 0
     deadline: float | None = None
+    tenant: str = ""
+    salt: int = 0
+    predicted_wait: float = 0.0
 
 
 class LiveSequence:
@@ -41,13 +49,24 @@ class LiveSequence:
         self.last_token: float | None = None
         self.ended: SequenceEnded | None = None
         self.stop_sent: FinishReason | None = None
+        self.stop_cause = ""  # why it was stopped from here, in a word
         self.prefix_hashes: tuple[int, ...] | None = None  # made once, when a record wants them
+        self.logprobs: list[TokenLogprobs] = []  # of all tokens so far, if asked for
+        self.prompt = PromptReport()  # comes with the first token, if asked for
         self._error: EngineDied | None = None
         self._tokens: list[int] = []
         self._news = asyncio.Event()
 
-    def push(self, tokens: tuple[int, ...], now: float) -> None:
+    def push(
+        self,
+        tokens: tuple[int, ...],
+        now: float,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        prompt: PromptReport | None = None,
+    ) -> None:
         """New tokens came."""
+        self.logprobs += logprobs
+        self.prompt = prompt or self.prompt
         self.output_len += len(tokens)
         self.first_token = self.first_token or now
         self.last_token = now

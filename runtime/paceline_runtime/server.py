@@ -17,12 +17,17 @@ from fastapi import FastAPI
 from paceline_core.main import INTERRUPTED
 from paceline_runtime.admin import build_admin
 from paceline_runtime.admin_auth import TokenFile
+from paceline_runtime.admission import Admission
 from paceline_runtime.api import build_api
+from paceline_runtime.api_keys import KeyFile
 from paceline_runtime.backend import load_tokenizer_for
 from paceline_runtime.drain import Drain
 from paceline_runtime.engine_client import EngineClient
+from paceline_runtime.http_protocol import BoundedHttp
 from paceline_runtime.knob_store import KnobStore
 from paceline_runtime.logs import log_event
+from paceline_runtime.memory import memory_limit
+from paceline_runtime.memory_watch import MemoryWatch
 from paceline_runtime.metrics import RuntimeMetrics
 from paceline_runtime.observe import ObserveLog
 from paceline_runtime.recorder import Recorder
@@ -38,11 +43,12 @@ KEEP_ALIVE_SECONDS = 75  # longer than the 60 s of common load balancers, so tha
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The listening sockets; without a token file there is no admin port."""
+    """The listening sockets and who may use them; without a token file there is no admin port, without keys all may ask."""
 
     public: socket.socket
     admin: socket.socket | None = None
     tokens: TokenFile | None = None
+    keys: KeyFile | None = None
 
 
 def run_server(settings: RuntimeSettings, doors: Doors) -> int:
@@ -61,7 +67,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(settings: RuntimeSettings, doors: Doors) -> int:
     service = _build_service(settings, doors.tokens)
-    servers = [_server(build_api(service))]
+    servers = [_server(build_api(service, doors.keys))]
     listeners = [doors.public]
     if doors.admin is not None and doors.tokens is not None:
         servers.append(_server(build_admin(service, doors.tokens)))
@@ -85,7 +91,9 @@ async def _until_signal(service: Service) -> int:
     engine = asyncio.ensure_future(service.client.run())
     leaving = asyncio.ensure_future(_leave(service, signals))
     loading = asyncio.ensure_future(_load_tokenizer(service))
-    tasks = (engine, leaving, loading)
+    memory = MemoryWatch(service.metrics, memory_limit(), service.admission.set_low_memory)
+    watching = asyncio.ensure_future(memory.run(lambda: service.client.engine_pid))
+    tasks = (engine, leaving, loading, watching)
     try:
         pending = set(tasks)
         while not leaving.done():
@@ -123,16 +131,18 @@ def _build_service(settings: RuntimeSettings, tokens: TokenFile | None) -> Servi
     log = ObserveLog()
     # pods of one service share the token, so their prefix hashes can be compared; nobody else can compute them
     key = secrets.token_bytes(32) if tokens is None else tokens.newest[:64]
-    recorder = Recorder(metrics, log, knobs, key)
+    recorder = Recorder(metrics, log, knobs, key, settings.slow_request)
     client = EngineClient(settings.engine, knobs, recorder)
     drain = Drain(settings.drain_propagation, settings.drain_timeout, client.close_source)
-    return Service(settings, knobs, metrics, log, recorder, client, drain)
+    admission = Admission(settings, knobs, client, drain, recorder)
+    metrics.gauge("predicted_wait").set_function(admission.predicted_wait)
+    return Service(settings, knobs, metrics, log, recorder, client, drain, admission)
 
 
 def _server(app: FastAPI) -> _Server:
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttp,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -43,6 +43,7 @@ class EngineSettings:
 
     `knobs` are complete and in wire form. `gpu_memory_utilization` (share of the device's whole memory, as in vLLM) replaces
     the knob kvMemoryFraction for the size of the first pool. `num_blocks` overrides the size of the pool altogether.
+    `kernels` is one of `paceline_kernels.KERNELS`; `tensor_parallel_size` processes share the model, one per GPU.
     `first_epoch` is the knob epoch that it starts with.
     """
 
@@ -60,6 +61,8 @@ class EngineSettings:
     seed: int = 0
     threads: int = 1
     pipeline_depth: int | None = None
+    kernels: str = "auto"
+    tensor_parallel_size: int = 1
     first_epoch: int = 0
     log_format: str = "text"
 
@@ -69,7 +72,9 @@ class RuntimeSettings:
     """What the API process needs. Times are seconds, sizes bytes.
 
     Without `admin_token_file` there is no admin port. `max_queue_len` bounds the requests that wait for a slot,
-    `hang_timeout` is how long one step may take before the pod counts as hung.
+    `hang_timeout` is how long one step may take before the pod counts as hung, `max_queue_wait` the longest predicted wait
+    for a slot with which a request is still taken, `read_timeout` how long a client may leave unread what it is sent, and
+    `slow_request` the latency above which the log says where the time went.
     """
 
     engine: EngineSettings
@@ -82,7 +87,11 @@ class RuntimeSettings:
     drain_timeout: float = 30.0
     hang_timeout: float = 300.0
     max_queue_len: int = 1024
+    max_queue_wait: float = 300.0
     max_body_bytes: int = 8 << 20
+    read_timeout: float = 60.0
+    slow_request: float = 30.0
+    api_key_file: Path | None = None
     start_knobs: Knobs = field(default_factory=Knobs)
 
 

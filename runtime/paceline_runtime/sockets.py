@@ -10,6 +10,8 @@ from paceline_runtime.settings import SettingsError
 __all__ = ["listen"]
 
 BACKLOG = 2048
+# What a client may leave unread in the kernel; else it grows to 4 MB for each that doesn't read. Connections inherit it.
+SEND_BUFFER = 256 << 10
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:
@@ -20,6 +22,7 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
         raise SettingsError(f"--host {host!r} isn't an address of this machine: {error}") from None
     listener = socket.socket(family, kind, proto)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     try:
         listener.bind(address)
         listener.listen(BACKLOG)

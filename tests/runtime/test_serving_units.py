@@ -22,6 +22,7 @@ from paceline_core.wire import Gauges, KnobsPatch, RequestRecord, StepRecord
 from paceline_runtime import engine_client, observe
 from paceline_runtime.api import EventResponse
 from paceline_runtime.api_errors import ApiError
+from paceline_runtime.api_requests import _of_choice
 from paceline_runtime.byte_tokenizer import ByteTokenizer
 from paceline_runtime.clock_runner import ClockModel, ClockRunner
 from paceline_runtime.engine import Engine, EngineBroken
@@ -46,7 +47,6 @@ from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
 from paceline_runtime.openai_replies import CompletionReply, event_stream
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
-from paceline_runtime.service import _of_choice
 from paceline_runtime.settings import EngineSettings, SettingsError, cpu_threads
 from paceline_runtime.step_profile import profile_steps
 from paceline_runtime.text_stream import StopMatcher, TextStream
@@ -107,7 +107,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.stopped: list[FinishReason] = []
 
-    def stop(self, sequence: LiveSequence, reason: FinishReason) -> None:
+    def stop(self, sequence: LiveSequence, reason: FinishReason, cause: str = "client") -> None:
         self.stopped.append(reason)
 
 
@@ -193,7 +193,7 @@ async def test_leaving_early_aborts_once() -> None:
 
 async def test_leaving_before_the_first_event_aborts_too() -> None:
     client, _, gen = generation(max_tokens=30)
-    never_asked = event_stream(CompletionReply("id", "m"), [gen], Piece(0, "a"), pieces_of([gen]))
+    never_asked = event_stream(CompletionReply("id", "m", ByteTokenizer()), [gen], Piece(0, "a"), pieces_of([gen]))
 
     async def gone() -> dict[str, str]:
         return {"type": "http.disconnect"}

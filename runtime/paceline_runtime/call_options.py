@@ -1,0 +1,75 @@
+"""What a client says in the headers of a request, beside its body."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from paceline_core.durations import parse_duration
+from paceline_core.errors import FormatError
+from paceline_core.request import BATCH_PRIORITY
+from paceline_runtime.api_errors import invalid
+from paceline_runtime.api_keys import api_key_of
+from paceline_runtime.api_middleware import request_id
+
+__all__ = ["CallOptions", "read_options"]
+
+_MAX_PRIORITY = 1 << 31
+_TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """`timeout` is seconds until the first token stops being useful; a lower `priority` goes first.
+
+    `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others'.
+    """
+
+    request_id: str
+    priority: int = 0
+    timeout: float | None = None
+    arrival: float = field(default_factory=time.monotonic)
+    tenant: str = ""
+    salt: int = 0
+
+
+def read_options(request: Request) -> CallOptions:
+    """Read the headers and the API key. Raises `ApiError`."""
+    key = api_key_of(request.scope)
+    asked = _priority(request.headers.get("x-request-priority"))
+    timeout = _timeout(request.headers.get("x-request-timeout"))
+    identity = request_id(request.scope)
+    if key is None:
+        return CallOptions(identity, asked or 0, timeout)
+    priority = key.priority if asked is None else max(asked, key.priority)  # nobody gets ahead of what their key allows
+    return CallOptions(identity, priority, timeout, tenant=key.name, salt=key.salt)
+
+
+def _priority(text: str | None) -> int | None:
+    """Return `X-Request-Priority`: a whole number, or `interactive` or `batch`."""
+    if text is None or text in _TIERS:
+        return None if text is None else _TIERS[text]
+    try:
+        number = int(text)
+    except ValueError:
+        number = _MAX_PRIORITY + 1
+    if abs(number) > _MAX_PRIORITY:
+        allowed = "a whole number (lower goes first), 'interactive' or 'batch'"
+        raise invalid(f"X-Request-Priority must be {allowed}, not {text[:40]!r}")
+    return number
+
+
+def _timeout(text: str | None) -> float | None:
+    """Return seconds: `X-Request-Timeout` is a plain number of them, or a duration such as `500ms`."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
+    except (FormatError, ValueError):
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise invalid(f"X-Request-Timeout must be seconds or a duration above 0, as in 2.5 or 500ms, not {text[:40]!r}")
+    return seconds
