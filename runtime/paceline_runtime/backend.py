@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from paceline_core.knobs import Knobs
 from paceline_core.uneven import UnevenDevice
 from paceline_runtime.byte_tokenizer import ByteTokenizer
@@ -10,7 +12,12 @@ from paceline_runtime.engine import ModelBackend
 from paceline_runtime.settings import EngineSettings, SettingsError
 from paceline_runtime.text_stream import Tokenizer
 
-__all__ = ["load_backend", "load_tokenizer_for"]
+if TYPE_CHECKING:
+    from paceline_runtime.loader import LoadedModel
+    from paceline_runtime.parallel_follower import Follower
+    from paceline_runtime.parallel_place import Place
+
+__all__ = ["load_backend", "load_follower", "load_tokenizer_for"]
 
 # characters of one to four bytes, so that everything behind it must cope with tokens that end inside a character
 CLOCK_TEXT = "Paceline keeps the beat: été, naïve, 速い, 🎼. "
@@ -23,23 +30,37 @@ def load_backend(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
     return _model(settings, knobs)
 
 
+def load_follower(settings: EngineSettings, knobs: Knobs, rank: int) -> Follower:
+    """Load the part of rank `rank` of a tensor-parallel group that this process has joined. See `load_backend`."""
+    from paceline_runtime.parallel_place import Place
+
+    return _load(settings, knobs, Place(rank, settings.tensor_parallel_size)).follower()
+
+
 def _model(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
+    from paceline_runtime.parallel_place import ALONE
+    from paceline_runtime.parallel_start import first_place
+
+    if settings.tensor_parallel_size == 1:
+        return _load(settings, knobs, ALONE)
+    with first_place(settings, _torch_device(settings)) as place:
+        return _load(settings, knobs, place)
+
+
+def _load(settings: EngineSettings, knobs: Knobs, place: Place) -> LoadedModel:
     import torch  # seconds and 200 MB that neither the clock nor the API process needs
 
     from paceline_runtime.loader import load_model
 
     assert settings.model is not None, "checked with the flags"
-    if settings.quantization is not None:
-        raise SettingsError(
-            f"--quantization {settings.quantization}: quantising while loading isn't supported; use a GGUF file that is "
-            "quantised already, or leave it out"
-        )
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(max(1, settings.threads // place.size))
     return load_model(
         settings.model,
         revision=settings.revision,
         dtype=settings.dtype,
-        device=_device(settings.device, cuda=torch.cuda.is_available()),
+        quantization=settings.quantization,
+        device=_torch_device(settings),
+        kernels=settings.kernels,
         max_model_len=settings.max_model_len,
         block_size=knobs.block_size,
         kv_memory_fraction=knobs.kv_memory_fraction,
@@ -49,7 +70,14 @@ def _model(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
         max_num_batched_tokens=knobs.max_num_batched_tokens,
         load_format=settings.load_format,
         seed=settings.seed,
+        place=place,
     )
+
+
+def _torch_device(settings: EngineSettings) -> str:
+    import torch
+
+    return _device(settings.device, cuda=torch.cuda.is_available())
 
 
 def _device(asked: str, *, cuda: bool) -> str:

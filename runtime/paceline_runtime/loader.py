@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
-from paceline_kernels import MASK_ROWS, MAX_GROUP_SLOTS
-from paceline_runtime.config_gguf import config_from_gguf
-from paceline_runtime.config_hugging_face import config_from_hugging_face
 from paceline_runtime.decoder import Decoder
-from paceline_runtime.gguf_file import read_gguf
+from paceline_runtime.gpu_device import device_for
+from paceline_runtime.gpu_executor import PagedExecutor
 from paceline_runtime.kv_pool import KvPool, block_bytes
-from paceline_runtime.memory import MemoryBudget, cpu_memory_limit
+from paceline_runtime.memory import MemoryBudget
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
-from paceline_runtime.model_files import ModelFiles, ModelKind, locate_model, read_json
+from paceline_runtime.model_files import ModelFiles, locate_model
 from paceline_runtime.model_runner import ModelRunner
-from paceline_runtime.weights import RandomWeights, SafetensorsWeights, SplitWeights, WeightSource
-from paceline_runtime.weights_gguf import GgufWeights, check_quantization
+from paceline_runtime.open_model import open_model, quantization_at_load
+from paceline_runtime.parallel_follower import CpuFollower, Follower, GpuFollower
+from paceline_runtime.parallel_group import TensorGroup
+from paceline_runtime.parallel_place import ALONE, Place
+from paceline_runtime.pool_sizes import PoolSizes, budget_for, chosen_kernels, process_bytes, weights_advice
+from paceline_runtime.quantised_linear import check_supported
 
-__all__ = ["LoadedModel", "load_model", "open_model"]
+if TYPE_CHECKING:
+    from paceline_runtime.gpu_runner import PagedRunner
+
+__all__ = ["LoadedModel", "ModelPart", "load_model"]
 
 _log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The API process beside the engine lives in the same container: tokenizer, web server, templates.
-_API_PROCESS_BYTES = 192 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """What of a model is in this process: all of it, or one rank's part. `executor` is there on a GPU."""
+
+    decoder: Decoder
+    kv: KvPool
+    group: TensorGroup
+    executor: PagedExecutor | None
+
+
+@dataclass(frozen=True)
 class LoadedModel:
-    """A model that runs. `num_blocks` is the pool's size now, `blocks_for` the size under another `kvMemoryFraction`."""
+    """A model that can run. `num_blocks` is the pool's size at start, `blocks_for` that under another `kvMemoryFraction`.
+
+    The first rank of a tensor-parallel group uses its `runner`, the others are `follower`s.
+    """
 
     name: str
-    runner: ModelRunner
     config: ModelConfig
     num_blocks: int
     max_model_len: int
     device: str
     budget: MemoryBudget = field(repr=False)
+    part: ModelPart = field(repr=False)
+
+    @functools.cached_property
+    def runner(self) -> ModelRunner | PagedRunner:
+        """What runs the engine's plans."""
+        part, eos = self.part, self.config.eos_token_ids
+        if part.executor is None:
+            return ModelRunner(part.decoder, part.kv, eos, part.group)
+        from paceline_runtime.gpu_runner import PagedRunner  # needs Triton
+
+        return PagedRunner(part.decoder, part.executor, eos, part.group)
+
+    def follower(self) -> Follower:
+        """Return what computes as the group's first rank says."""
+        if self.part.executor is None:
+            return CpuFollower(self.part.decoder, self.part.kv)
+        return GpuFollower(self.part.decoder, self.part.executor)
 
     @property
     def vocab_size(self) -> int:
@@ -64,6 +97,7 @@ def load_model(
     dtype: str = "auto",
     quantization: str | None = None,
     device: str = "cpu",
+    kernels: str = "auto",
     max_model_len: int | None = None,
     block_size: int = 16,
     kv_memory_fraction: float = 0.9,
@@ -73,55 +107,53 @@ def load_model(
     max_num_batched_tokens: int = 8192,
     load_format: str = "auto",
     seed: int = 0,
+    place: Place = ALONE,
 ) -> LoadedModel:
     """Load the model at `uri` and give it a KV pool.
 
-    `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere. `quantization` says which one the weights must have (`gguf` or
-    a GGUF type such as `Q4_1`; None takes them as they are). `max_model_len` None is what the model was trained for.
-    `gpu_memory_utilization` (vLLM's meaning) wins over `kv_memory_fraction`; `num_blocks` over both. `load_format` `dummy`
-    takes random weights drawn from `seed` for the configuration at `uri`. Raises a `ModelError` of one line.
+    `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere. `quantization` `int8`, `int4` or `fp8` is made while loading
+    (see `quantised_linear`), any other says which one the files must hold (`gguf` or a GGUF type such as `Q4_1`). `kernels`
+    is one of `paceline_kernels.KERNELS`. `max_model_len` None is what the model was trained for. `gpu_memory_utilization`
+    (vLLM's meaning) wins over `kv_memory_fraction`; `num_blocks` over both. `load_format` `dummy` takes random weights drawn
+    from `seed` for the configuration at `uri`. `place` is this process's in a tensor-parallel group, whose processes all
+    load at once. Raises a `ModelError` of one line.
     """
     files = locate_model(uri, revision)
-    target = torch.device(device)
-    base = psutil.Process().memory_info().rss + _API_PROCESS_BYTES
+    target = torch.device(device, place.rank) if device == "cuda" else torch.device(device)
+    paged = chosen_kernels(kernels, target.type) == "triton"
+    base = process_bytes()
+    narrowed = quantization_at_load(quantization)
+    check_supported(narrowed, target)
     config, weights = open_model(files, quantization, dummy=load_format == "dummy", seed=seed)
     length = _model_length(config, max_model_len)
     config = config.limited(length)
+    part, weights, group = place.cut(config, weights)
     number_type = _dtype(dtype, target)
-    decoder = Decoder(config, weights, dtype=number_type, device=target)
-    limit, base, max_kv_bytes = _device_memory(target, base)
-    budget = MemoryBudget(
-        limit=limit,
-        base=base,
-        weights=decoder.weight_bytes,
-        activations=_activation_bytes(config, number_type, max_num_batched_tokens, max_num_seqs_limit, length),
-        block_bytes=block_bytes(config, block_size, number_type),
-        max_blocks=max_num_seqs_limit * -(-length // block_size),
-        max_kv_bytes=max_kv_bytes,
+    with weights_advice(target):
+        decoder = Decoder(part, weights, dtype=number_type, device=target, quantization=narrowed, group=group)
+    sizes = PoolSizes(
+        block_size=block_size,
+        block_bytes=block_bytes(part, block_size, number_type),
+        max_seqs=max_num_seqs_limit,
+        max_tokens=max_num_batched_tokens,
+        max_len=length,
     )
-    blocks = num_blocks or _pool_size(budget, kv_memory_fraction, gpu_memory_utilization)
+    kv = KvPool(part, 1, block_size, number_type, target)
+    executor = _paged_executor(decoder, kv, sizes) if paged else None
+    budget = budget_for(decoder, executor, sizes, base, ranks=place.size)
+    budget = budget.with_free(group.least(budget.free))
+    blocks = group.least(num_blocks or _pool_size(budget, kv_memory_fraction, gpu_memory_utilization))
+    kv.resize(blocks)
     _report(files, budget, blocks, block_size, length)
-    runner = ModelRunner(decoder, KvPool(config, blocks, block_size, number_type, target), config.eos_token_ids)
-    return LoadedModel(files.name, runner, config, blocks, length, target.type, budget)
+    if executor is not None and target.type == "cuda":
+        executor.record_graphs()
+    part_here = ModelPart(decoder, kv, group, executor)
+    return LoadedModel(files.name, config, blocks, length, target.type, budget, part_here)
 
 
-def open_model(
-    files: ModelFiles, quantization: str | None = None, *, dummy: bool = False, seed: int = 0
-) -> tuple[ModelConfig, WeightSource]:
-    """Return what the model at `files` looks like and where its weights are (not read yet). See `load_model`."""
-    if files.kind is ModelKind.GGUF:
-        file = read_gguf(files.path)
-        config = config_from_gguf(file)
-        check_quantization(file, quantization)
-        return config, RandomWeights(seed) if dummy else _whole(config, GgufWeights(file, config))
-    if quantization is not None:
-        raise UnsupportedModel(f"quantization {quantization!r} isn't supported for safetensors, only for GGUF files")
-    config = config_from_hugging_face(read_json(files.path / "config.json"))
-    return config, RandomWeights(seed) if dummy else _whole(config, SafetensorsWeights(files.path))
-
-
-def _whole(config: ModelConfig, weights: WeightSource) -> WeightSource:
-    return SplitWeights(weights, config) if config.fused_weights else weights
+def _paged_executor(decoder: Decoder, kv: KvPool, sizes: PoolSizes) -> PagedExecutor:
+    device = device_for(decoder.device)
+    return PagedExecutor(decoder, kv, device, max_seqs=sizes.max_seqs, max_len=sizes.max_len)
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:
@@ -142,29 +174,10 @@ def _model_length(config: ModelConfig, wanted: int | None) -> int:
     return wanted
 
 
-def _device_memory(device: torch.device, base: int) -> tuple[int, int, int | None]:
-    """Return the limit, what was taken before us, and the cap on the KV cache of `MemoryBudget`, in bytes."""
-    if device.type == "cpu":
-        limit, max_kv_bytes = cpu_memory_limit()
-        return limit, base, max_kv_bytes
-    free, total = torch.cuda.mem_get_info(device)
-    return total, total - free - torch.cuda.memory_allocated(device), None
-
-
 def _pool_size(budget: MemoryBudget, fraction: float, utilization: float | None) -> int:
     if utilization is not None:
         return budget.blocks_for_utilization(utilization)
     return budget.blocks_for(fraction)
-
-
-def _activation_bytes(config: ModelConfig, dtype: torch.dtype, max_tokens: int, max_seqs: int, max_length: int) -> int:
-    """Return the peak bytes of one step: what lives at once in the widest layer, and the logits of every sequence."""
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    per_token = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    gather: int = max(MAX_GROUP_SLOTS, max_length) * 2 * config.num_kv_heads * config.head_dim
-    masks = (MASK_ROWS + 2) * max_length
-    logits = 2 * max_seqs * config.vocab_size * torch.float32.itemsize
-    return (max_tokens * per_token + gather + masks) * dtype.itemsize + logits
 
 
 def _report(files: ModelFiles, budget: MemoryBudget, blocks: int, block_size: int, max_model_len: int) -> None:

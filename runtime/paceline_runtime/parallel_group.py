@@ -146,9 +146,9 @@ class _ProcessGroup(TensorGroup):
 
     def gather_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         rows, columns = logits.shape
-        parts = torch.empty((self.size * rows, columns), dtype=logits.dtype, device=logits.device)
-        self._together(lambda: dist.all_gather_into_tensor(parts, logits.contiguous()))
-        whole = parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, -1)
+        parts = torch.empty((self.size, rows, columns), dtype=logits.dtype, device=logits.device)
+        self._together(lambda: dist.all_gather(list(parts.unbind()), logits.contiguous()))
+        whole = parts.transpose(0, 1).reshape(rows, -1)
         return whole[:, : self._vocab_size].contiguous()
 
     def share(self, values: torch.Tensor) -> None:

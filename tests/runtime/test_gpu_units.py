@@ -1,4 +1,6 @@
-"""The GPU path's parts by themselves: sizes of graphs, block tables, packing, padding, memory, with a device that is a fake."""
+"""The GPU path's parts by themselves: sizes of graphs, block tables, packing, padding, memory, over a fake device."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ def test_bucket_sizes_rise_to_the_limit_and_waste_little(limit):
     assert sizes[-1] == limit
     assert sorted(set(sizes)) == list(sizes)
     assert len(sizes) <= 21
-    for below, above in zip(sizes, sizes[1:], strict=False):
+    for below, above in itertools.pairwise(sizes):
         assert above <= 2 * below or above - below <= 128
 
 
@@ -204,9 +206,9 @@ def test_out_of_memory_says_what_to_do():
         def free_memory(self):
             return 3 << 20, 80 << 20
 
-    with pytest.raises(MemoryBudgetError, match=r"the weights: 3 of 80 MiB are free; .*--quantization.*--tensor-parallel"):
-        with memory_advice(Full(), "the weights"):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    advice = r"the weights: 3 of 80 MiB are free; .*--quantization.*--tensor-parallel"
+    with pytest.raises(MemoryBudgetError, match=advice), memory_advice(Full(), "the weights"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def test_host_marks_tell_the_time_between_them():
