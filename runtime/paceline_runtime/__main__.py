@@ -118,6 +118,20 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="GPUs of this pod that share the model.",
 )
+@click.option(
+    "--kernels",
+    type=click.Choice(["auto", "triton", "torch"]),
+    default="auto",
+    show_default=True,
+    help="auto: Triton on GPUs; triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
+)
+@click.option(
+    "--tensor-parallel-size",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="GPUs of this pod that share the model.",
+)
 @click.option("--quantization", help="Quantise weights while loading, where the loader can.")
 @click.option(
     "--load-format",
@@ -224,6 +238,8 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         dtype=p["dtype"],
         load_format=p["load_format"],
         quantization=p["quantization"],
+        kernels=p["kernels"],
+        tensor_parallel_size=p["tensor_parallel_size"],
         kernels=p["kernels"],
         tensor_parallel_size=p["tensor_parallel_size"],
         max_model_len=p["max_model_len"],
