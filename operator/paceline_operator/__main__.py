@@ -10,6 +10,8 @@ import platform
 import re
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 
 import kopf
@@ -26,6 +28,7 @@ from paceline_operator.errors import LeaseError, SettingsError, WatchEnded
 from paceline_operator.handlers import make_registry, make_settings, watch_new_kinds
 from paceline_operator.health import Health, serve
 from paceline_operator.leader import Elected, Election
+from paceline_operator.lease import Times
 from paceline_operator.metrics import Metrics
 from paceline_operator.settings import Settings, load_settings, settings_help
 
@@ -62,9 +65,8 @@ def _run() -> None:
         handler.addFilter(_tell_nothing_of_missing_kinds)
     metrics, health = Metrics(), Health()
     leadership = _candidate(settings, metrics, health)
+    _on_signal(leadership.stop)
     _serve_health(settings, health, metrics)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leadership.stop())  # until kopf has its own
     try:
         if leadership.acquire():
             _lead(settings, metrics, health, leadership)
@@ -72,11 +74,18 @@ def _run() -> None:
         leadership.release()
 
 
+def _on_signal(end: Callable[[], None]) -> None:
+    """Call `end` when the process is asked to end; kopf has handlers of its own while it runs."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: end())
+
+
 def _candidate(settings: Settings, metrics: Metrics, health: Health) -> Election | Elected:
     if not settings.leader_election:
         return Elected()
     beat = partial(health.beat, "lease")
-    return Election(load_configuration(), settings.operator_namespace, settings.lease_name, metrics, beat=beat)
+    times, where = Times.of(settings.lease_duration), (settings.operator_namespace, settings.lease_name)
+    return Election(load_configuration(), *where, metrics, times=times, beat=beat)
 
 
 def _serve_health(settings: Settings, health: Health, metrics: Metrics) -> None:
@@ -126,10 +135,19 @@ async def _operate(
     admin = AdminClient(timeout=settings.admin_timeout, concurrency=settings.admin_concurrency, leadership=leadership)
     controller = Controller(settings, cluster, admin, metrics)
     registry, kopf_settings = make_registry(controller, classes=settings.use_classes), make_settings()
-    insights, lost, loop = Insights(), asyncio.Event(), asyncio.get_running_loop()
+    insights, ended, lost = Insights(), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
     controller.on_apis = partial(watch_new_kinds, registry, kopf_settings, insights)
     health.ready_if("objects", lambda: "" if controller.started else "not everything is listed yet")
-    leadership.hold(lambda: _set(loop, lost))
+    _on_signal(lambda: _set(loop, ended))
+    if leadership.stopped:
+        return  # asked to end before anything could hear it
+
+    def lose() -> None:
+        lost.set()
+        _set(loop, ended)
+
+    leadership.hold(lose)
     beating = asyncio.create_task(_beat(health))
     await kopf.operator(
         registry=registry,
@@ -138,7 +156,7 @@ async def _operate(
         namespaces=settings.watch_namespaces,
         clusterwide=not settings.watch_namespaces,
         standalone=True,
-        stop_flag=lost,
+        stop_flag=ended,
         # kopf's own would ask for the user's name, which a container that runs under any number doesn't have
         identity=Identity(f"{platform.node()}/{os.getpid()}"),
     )

@@ -44,6 +44,8 @@ class Leadership(Protocol):
 class Elected:
     """The leadership of a process that nobody competes with: the same calls as an `Election`, without a Lease."""
 
+    stopped = False
+
     def fence(self) -> int:
         """Return 0, which neither fences nor is fenced."""
         return 0
@@ -53,14 +55,15 @@ class Elected:
         return True
 
     def acquire(self) -> bool:
-        """Return True."""
-        return True
+        """Return whether `stop` wasn't called before."""
+        return not self.stopped
 
     def hold(self, lost: Callable[[], None]) -> None:
         """Do nothing: it can't be lost."""
 
     def stop(self) -> None:
-        """Do nothing: nothing waits."""
+        """Make `acquire` return False."""
+        self.stopped = True
 
     def release(self) -> None:
         """Do nothing: nobody waits for it."""
@@ -107,6 +110,11 @@ class Election:
     def may_act(self) -> bool:
         """Return whether the last accepted renewal is younger than the deadline."""
         return self._clock() - self._renewed < self._times.deadline
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._ending.is_set()
 
     def stop(self) -> None:
         """Make `acquire` return False, or end `hold`."""

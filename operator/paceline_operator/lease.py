@@ -33,6 +33,11 @@ class Times:
     deadline: float = 6.0
     retry: float = 2.0
 
+    @classmethod
+    def of(cls, duration: float) -> Times:
+        """Return times in the same proportions for another duration."""
+        return cls(duration=duration, deadline=duration * 2 / 3, retry=duration * 2 / 9)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

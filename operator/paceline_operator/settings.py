@@ -47,6 +47,13 @@ def _positive(text: str) -> float:
     return number
 
 
+def _lease_seconds(text: str) -> float:
+    number = float(text)
+    if not 3 <= number <= 300:
+        raise ValueError(text)
+    return number
+
+
 def _count(text: str) -> int:
     number = int(text)
     if not 1 <= number <= 1024:
@@ -135,7 +142,21 @@ class Settings:
         "whether replicas elect a leader, by a Lease in PACELINE_OPERATOR_NAMESPACE; without it there may be one only",
         "true or false",
     )
+    lease_duration: float = _variable(
+        "PACELINE_LEASE_DURATION",
+        _lease_seconds,
+        9.0,
+        "seconds without a renewal after which another replica leads",
+        "3 ≤ seconds ≤ 300",
+    )
     lease_name: str = _variable("PACELINE_LEASE_NAME", str, "paceline-operator", "name of that Lease")
+    tuning_interval: float = _variable(
+        "PACELINE_TUNING_INTERVAL", _positive, 30.0, "seconds between looks at a tuned service", "0 < seconds ≤ 86400"
+    )
+    tuning_workers: int = _variable(
+        "PACELINE_TUNING_WORKERS", _count, 1, "processes in which the twin searches", "a whole number from 1 to 1024"
+    )
+    tuning_log: str = _variable("PACELINE_TUNING_LOG", str, "", "file for the log of tuning decisions (JSONL); empty: none")
     log_level: str = _variable("PACELINE_LOG_LEVEL", _level, "INFO", "how much is logged", "DEBUG, INFO, WARNING or ERROR")
 
 

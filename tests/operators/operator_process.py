@@ -28,6 +28,7 @@ _READERS = {
     "Deployment": ("/apis/apps/v1", "deployments"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Pod": ("/api/v1", "pods"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Event": ("/api/v1", "events"),
     "InferenceService": (f"/apis/{GROUP}/{VERSION}", PLURAL),
 }
@@ -142,7 +143,8 @@ class Api:
 class Operator:
     """The operator as a process that serves one namespace."""
 
-    def __init__(self, api, log, kubeconfig=None, **environment):
+    def __init__(self, api, log, kubeconfig=None, program=("-m", "paceline_operator"), **environment):
+        self._program = program
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.metrics_port = probe.getsockname()[1]
@@ -163,9 +165,11 @@ class Operator:
 
     def start(self):
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "paceline_operator"], env=self._env, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen([sys.executable, *self._program], env=self._env, stdout=log, stderr=log)
+
+    def signal(self, number):
+        """Send it a signal."""
+        self._process.send_signal(number)
 
     def kill(self):
         """End it as the kernel would, in the middle of whatever it does."""
@@ -173,7 +177,8 @@ class Operator:
         self._process.wait()
 
     def stop(self):
-        """Ask it to end; return the exit code."""
+        """Ask it to end, once it can hear that; return the exit code."""
+        eventually(self.answers, "the operator answers")
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(30)
 
@@ -195,6 +200,13 @@ class Operator:
             if kind in ("", of):
                 found[verb] = found.get(verb, 0) + float(value)
         return found
+
+    def answers(self, path="/healthz"):
+        """Return whether its health port says that all is well."""
+        url = f"http://127.0.0.1:{self.metrics_port}{path}"
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+        return False
 
     def ready(self):
         """Wait until it has listed everything."""
