@@ -180,11 +180,8 @@ def _metrics_available(knobs: Mapping[str, PodKnobs]) -> Condition:
 def _tuned(service: InferenceService) -> list[Condition]:
     if service.tuning.mode == "Off":
         return [Condition("Tuned", "False", "TuningOff", "tuning.mode is Off: the knobs are the spec's")]
-    message = f"tuning.mode {service.tuning.mode} is accepted, but this version only applies the spec's knobs"
-    return [
-        Condition("Recommended", "False", "NotImplemented", message),
-        Condition("Tuned", "False", "NotImplemented", message),
-    ]
+    message = "no pod was observed yet"  # what the tuner says replaces this
+    return [Condition(kind, "Unknown", "Starting", message) for kind in ("Recommended", "Tuned")]
 
 
 def _because(finding: Finding | None) -> str:

@@ -20,6 +20,7 @@ from paceline_operator.pods import Instance, instances
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.settings import Settings
 from paceline_operator.store import Key, Store
+from paceline_operator.tuning.loop import Tuner
 from paceline_operator.workqueue import WorkQueue
 
 __all__ = ["Controller"]
@@ -45,12 +46,15 @@ class Controller:
         self._class_queue: WorkQueue[str] = WorkQueue()
         self._sync = KnobSync(admin, metrics)
         self._queue: WorkQueue[Key] = WorkQueue()
-        self._reconciler = Reconciler(
-            settings, cluster, self._store, metrics, time.monotonic, classes=self._classes.book, wake=self._queue.add
-        )
-        self._knob_queue: WorkQueue[Key] = WorkQueue()
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
+        self._tuner = Tuner(
+            settings, cluster, self._store, self._classes.book, metrics, self._targets, self._knobs, self._queue.add
+        )
+        self._reconciler = Reconciler(
+            settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add
+        )
+        self._knob_queue: WorkQueue[Key] = WorkQueue()
         self._asked: dict[Key, tuple[Target, list[Instance]]] = {}  # what the last look at a service's pods was about
         self._verify: set[Key] = set()
         self._gap = asyncio.Event()
@@ -93,7 +97,7 @@ class Controller:
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
         jobs += [self._work(self._class_queue, self._report_class)]
-        jobs += [self._watch_gaps(), self._verify_periodically(), self._discover_periodically()]
+        jobs += [self._watch_gaps(), self._verify_periodically(), self._discover_periodically(), self._tuner.run()]
         self._tasks = [asyncio.create_task(job) for job in jobs]
         self.started = True
 

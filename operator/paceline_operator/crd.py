@@ -83,7 +83,7 @@ def status_schema() -> Schema:
             "strategy": _text("Batching strategy in force."),
             "model": _text("Model name that clients use."),
             "slo": _text("Objectives in short."),
-            "tuning": _text("Tuning mode."),
+            "tuning": _tuning(),
             "className": _text("InferenceClass in force."),
             "url": _text("Where clients inside the cluster reach the service."),
             "effective": _map("Every knob, and what else spec or class state, with value and origin.", effective),
@@ -91,6 +91,24 @@ def status_schema() -> Schema:
             "podCount": _count("Pods whose runtime runs."),
         },
     )
+
+
+def _tuning() -> Schema:
+    """Return the schema of status.tuning: what programs read is named, the rest may grow."""
+    free: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    properties: dict[str, Schema] = {
+        "mode": _text("Tuning mode."),
+        "state": _text("Observing, Canary, Promoting, Verifying, Settled or Reverted."),
+        "reason": _text("Why, in one word."),
+        "message": _text("Why, in words."),
+        "observed": free | {"description": "Traffic, latencies and attainment of the last minutes."},
+        "recommended": free | {"description": "target, lowerBound, upperBound, expectedGain, confidence, advice, hardware."},
+        "applied": free | {"description": "Knobs that tuning put in force."},
+        "trial": free | {"description": "The change under way: pods, knobs, since."},
+        "lastChange": free | {"description": "time, from, to, why, outcome, measuredEffect."},
+        "history": {"type": "array", "description": "The last ten changes, newest first.", "items": free},
+    }
+    return _object("What tuning sees, recommends and did.", properties)
 
 
 _COLUMNS = (

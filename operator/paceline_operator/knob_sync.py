@@ -50,12 +50,21 @@ class PodKnobs:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the pods of a service shall have: all knobs in wire form, their digest, the restart hash, the token."""
+    """What the pods of a service shall have: all knobs in wire form, their digest, the restart hash, the token.
+
+    While tuning tries a change, `trial_pods` have `trial_knobs` on top.
+    """
 
     knobs: Mapping[str, Any] = field(repr=False)
     digest: str
     restart_hash: str
     token: str = field(repr=False)
+    trial_pods: frozenset[str] = frozenset()
+    trial_knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    def knobs_of(self, pod: str) -> Mapping[str, Any]:
+        """Return all knobs that the pod of that name shall have."""
+        return {**self.knobs, **self.trial_knobs} if pod in self.trial_pods else self.knobs
 
 
 def difference(wanted: Mapping[str, Any], document: KnobsDocument) -> tuple[dict[str, Any], list[str]]:
@@ -102,7 +111,7 @@ class KnobSync:
     async def _sync_pod(self, target: Target, pod: Instance) -> PodKnobs:
         try:
             document = await self._client.knobs(pod.address, target.token)
-            patch, _ = difference(target.knobs, document)
+            patch, _ = difference(target.knobs_of(pod.name), document)
             if patch:
                 document = await self._client.patch_knobs(pod.address, target.token, patch, document.revision)
         except AdminError as error:
@@ -142,7 +151,7 @@ def _settled(known: PodKnobs | None, target: Target, pod: Instance) -> bool:
 
 
 def _outcome(target: Target, pod: Instance, document: KnobsDocument) -> PodKnobs:
-    patch, restart = difference(target.knobs, document)
+    patch, restart = difference(target.knobs_of(pod.name), document)
     if patch:
         message = f"not taken over yet: {', '.join(patch)}"
         return PodKnobs(KnobState.PENDING, message, document.revision, document.epoch, again=_SOON)

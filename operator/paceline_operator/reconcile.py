@@ -20,13 +20,14 @@ from paceline_operator.errors import ApiRefused, ApiUnavailable, SpecError
 from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import PodKnobs, Target, states
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import KIND, admin_token, digest
+from paceline_operator.names import KIND, admin_token, base_name, digest
 from paceline_operator.outcome import Applied
 from paceline_operator.pods import instances, steady_in
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.status import Observation, TuningStatus, merge_patch, status_of
 from paceline_operator.store import Key, Store
+from paceline_operator.tuning.overrides import Trying, read_trying
 from paceline_operator.turns import Turns
 
 __all__ = ["Pass", "Reconciler"]
@@ -99,8 +100,17 @@ class Reconciler:
         return found
 
     def _target(self, service: InferenceService, found: Effective, applied: Applied) -> Target:
-        wire = knobs_to_wire(found.knobs)
-        return Target(wire, digest(wire), applied.restart_hash, admin_token(self.settings.operator_key, service.uid))
+        wire, token = knobs_to_wire(found.knobs), admin_token(self.settings.operator_key, service.uid)
+        trying = self._trying(service, found)
+        about = digest([wire, sorted(trying.pods), dict(trying.knobs)] if trying.pods else wire)
+        return Target(wire, about, applied.restart_hash, token, trying.pods, trying.knobs)
+
+    def _trying(self, service: InferenceService, found: Effective) -> Trying:
+        """Return what tuning tries on some of the pods."""
+        live = self.store.get(Key(service.namespace, base_name(service.name)), "ConfigMap", tuned_name(service.name))
+        if live is None or service.tuning.mode != "Auto" or not is_owned_by(live, service.uid):
+            return Trying()
+        return read_trying(live, found.spec_hash)
 
     async def _report(
         self,

@@ -157,6 +157,22 @@ class Settings:
         "PACELINE_TUNING_WORKERS", _count, 1, "processes in which the twin searches", "a whole number from 1 to 1024"
     )
     tuning_log: str = _variable("PACELINE_TUNING_LOG", str, "", "file for the log of tuning decisions (JSONL); empty: none")
+    webhook_port: int = _variable(
+        "PACELINE_WEBHOOK_PORT", _port, 0, "port of the admission webhook; 0: none", "a port, or 0"
+    )
+    webhook_host: str = _variable("PACELINE_WEBHOOK_HOST", str, "0.0.0.0", "address of the webhook")  # noqa: S104  a pod's own
+    webhook_names: tuple[str, ...] = _variable(
+        "PACELINE_WEBHOOK_NAMES", _words, (), "names by which the API server reaches it, as in paceline-webhook.ml.svc"
+    )
+    webhook_secret: str = _variable(
+        "PACELINE_WEBHOOK_SECRET", str, "paceline-webhook", "Secret in which the replicas keep its certificates"
+    )
+    webhook_config: str = _variable(
+        "PACELINE_WEBHOOK_CONFIG", str, "", "ValidatingWebhookConfiguration that is told whom to trust; empty: none"
+    )
+    webhook_cert_dir: str = _variable(
+        "PACELINE_WEBHOOK_CERT_DIR", str, "", "folder with tls.crt and tls.key, as from cert-manager, instead of the Secret"
+    )
     log_level: str = _variable("PACELINE_LOG_LEVEL", _level, "INFO", "how much is logged", "DEBUG, INFO, WARNING or ERROR")
 
 
@@ -177,7 +193,16 @@ def load_settings(environment: Mapping[str, str]) -> Settings:
         )
     if settings.leader_election and not settings.operator_namespace:
         raise SettingsError("PACELINE_LEADER_ELECTION=true needs PACELINE_OPERATOR_NAMESPACE: the namespace of the Lease")
+    _check_webhook(settings)
     return settings
+
+
+def _check_webhook(settings: Settings) -> None:
+    if settings.webhook_port and not settings.webhook_cert_dir:
+        if not settings.webhook_names:
+            raise SettingsError("PACELINE_WEBHOOK_PORT needs PACELINE_WEBHOOK_NAMES: what the certificate is made out to")
+        if not settings.operator_namespace:
+            raise SettingsError("PACELINE_WEBHOOK_PORT needs PACELINE_OPERATOR_NAMESPACE: the namespace of the Secret")
 
 
 def settings_help() -> str:

@@ -97,7 +97,7 @@ def _of_spec(service: InferenceService, found: Effective) -> dict[str, Any]:
         "strategy": found.knobs.strategy.value,
         "model": service.model_name,
         "slo": _slo_text(service),
-        "tuning": service.tuning.mode,
+        "tuning": {"mode": service.tuning.mode},
         "url": service_url(service),
         "effective": _rows(found) | _stated_rows(service),
         **({"className": service.class_name} if service.class_name else {}),

@@ -82,9 +82,11 @@ def decide(question: Question) -> Decision:
         return Decision("Freeze", "TwinOff", fidelity.complaint, errors=fidelity.errors)
     ahead = twin.forecast(knobs, load=question.load)
     if question.only is None and _is_kept(question, ahead):
-        tried = (({}, ahead),)  # no search: the cheapest answer is the usual one
-        return Decision("Hold", "ObjectiveKept", _kept_text(question, ahead), current=ahead, best=ahead, errors=fidelity.errors,
-                        error=fidelity.attainment_error, tried=tried)  # fmt: skip
+        # no search: the cheapest answer is the usual one
+        return Decision(
+            "Hold", "ObjectiveKept", _kept_text(question, ahead), current=ahead, best=ahead, errors=fidelity.errors,
+            error=fidelity.attainment_error, tried=(({}, ahead),),
+        )  # fmt: skip
     found = search(twin, knobs, question, ahead)
     return _judge(question, twin, knobs, found, fidelity.errors)
 

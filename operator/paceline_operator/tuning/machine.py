@@ -119,6 +119,8 @@ def _begin_anew(state: State, facts: Facts, now: float) -> tuple[State, Effects]
 def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
     if facts.decision is not None:
         return _decided(state, facts, facts.decision, now)
+    if facts.mode != "Auto" and state.override:
+        state = replace(state, override={})  # it counts under Auto only: the spec's knobs are back in force
     if facts.mode == "Off":
         return state.told("Off", "tuning.mode is Off"), ()
     if facts.busy:
