@@ -19,6 +19,9 @@ __all__ = ["profile_steps"]
 # 0.7 s for SmolLM2-135M on two cores.
 PROMPT_LENGTHS = (8, 96, 32, 64)
 NEW_TOKENS = (4, 8, 12, 16)
+# Then a batch at once: the tuner never goes beyond twice the batch that the model has seen, and a service that starts with
+# few slots would stay there. Five more steps.
+BATCH, BATCH_PROMPT, BATCH_NEW = 28, 8, 4
 # A slow or busy machine stops early, after whole steps: a rough model that the first requests refine beats a pod that is
 # ready later. The step that runs is finished, so it may take longer by one.
 MAX_SECONDS = 2.0
@@ -30,13 +33,15 @@ def profile_steps(
     """Run the profile on `backend` and give its steps to `fitter`; leaves no sequence behind."""
     began = now()
     # one sequence's prompt per step, so that prefills of several sizes are seen
-    profile_knobs = knobs.updated({"strategy": Strategy.CONTINUOUS, "prefixCaching": False})
+    slots = {"maxNumSeqs": knobs.max_num_seqs_limit, "maxNumBatchedTokens": max(2048, knobs.max_num_seqs_limit)}
+    profile_knobs = knobs.updated({"strategy": Strategy.CONTINUOUS, "prefixCaching": False, **slots})
     engine = Engine(backend, profile_knobs, fitter=fitter)
     ids = []
     for request in _requests(backend, knobs, began):
         engine.add(request, SamplingParams(max_tokens=request.max_tokens, temperature=0.0, ignore_eos=True))
         ids.append(request.seq_id)
-        engine.turn()
+        if request.seq_id >= -len(PROMPT_LENGTHS):
+            engine.turn()
         if now() - began > MAX_SECONDS:
             break
     while engine.has_work and now() - began <= MAX_SECONDS:
@@ -50,7 +55,8 @@ def profile_steps(
 
 def _requests(backend: ModelBackend, knobs: Knobs, arrival: float) -> Iterator[Request]:
     """Yield the profile's requests, those that fit."""
-    for number, (length, new) in enumerate(zip(PROMPT_LENGTHS, NEW_TOKENS, strict=True)):
+    batch = [(BATCH_PROMPT, BATCH_NEW)] * min(BATCH, knobs.max_num_seqs_limit)
+    for number, (length, new) in enumerate([*zip(PROMPT_LENGTHS, NEW_TOKENS, strict=True), *batch]):
         if length + new > min(backend.max_model_len, backend.num_blocks * knobs.block_size):
             continue
         tokens = [(number + i) % min(256, backend.vocab_size) for i in range(length)]
