@@ -68,6 +68,8 @@ _FILE = click.Path(path_type=Path)
     "--model", metavar="URI", help="file:///path, pkg://package/file, hf://org/name[@revision] or pvc://claim/path."
 )
 @click.option("--revision", help="Branch, tag or commit of an hf:// model.")
+@click.option("--fetch-only", is_flag=True, help="Download and check the model, tell its checksum, and end.")
+@click.option("--checksum", metavar="sha256:…", help="Of --fetch-only: another checksum is an error.")
 @click.option("--served-model-name", metavar="NAME", help="The model's name in the API.  [default: the URI's last part]")
 @click.option(
     "--host",
@@ -103,20 +105,6 @@ _FILE = click.Path(path_type=Path)
     default="auto",
     show_default=True,
     help="Type of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU.",
-)
-@click.option(
-    "--kernels",
-    type=click.Choice(["auto", "triton", "torch"]),
-    default="auto",
-    show_default=True,
-    help="auto: Triton on GPUs; triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
-)
-@click.option(
-    "--tensor-parallel-size",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="GPUs of this pod that share the model.",
 )
 @click.option(
     "--kernels",
@@ -203,6 +191,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="The log says of slower requests where their time went.",
 )
+@click.option("--otlp-traces-endpoint", metavar="URL", help="Send traces there (OTLP over HTTP; needs the extra otel).")
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Largest request body.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --load-format dummy.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads.  [default: the CPUs that this process may use]")
@@ -216,6 +205,8 @@ def cli(**parameters: Any) -> int:
     Port 9000 (with a token) serves /admin/knobs, /admin/observe and /admin/drain.
     """  # fmt: skip
     settings = build_settings(parameters, os.environ)
+    if parameters["fetch_only"]:
+        return _fetch(settings, parameters["checksum"], parameters["log_format"])
     return _run(settings, parameters["log_format"])
 
 
@@ -240,8 +231,6 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         quantization=p["quantization"],
         kernels=p["kernels"],
         tensor_parallel_size=p["tensor_parallel_size"],
-        kernels=p["kernels"],
-        tensor_parallel_size=p["tensor_parallel_size"],
         max_model_len=p["max_model_len"],
         gpu_memory_utilization=p["gpu_memory_utilization"],
         num_blocks=p["num_gpu_blocks_override"],
@@ -252,13 +241,25 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
     )
     shared = ("host", "port", "admin_port", "admin_token_file", "api_key_file", "drain_propagation", "drain_timeout",
               "hang_timeout", "max_queue_len", "max_queue_wait", "max_body_bytes", "read_timeout",
-              "slow_request")  # fmt: skip
+              "slow_request", "otlp_traces_endpoint")  # fmt: skip
     name = p["served_model_name"] or _default_name(p["model"])
     return RuntimeSettings(engine, name, start_knobs=knobs, **{key: p[key] for key in shared})
 
 
 def _default_name(model: str | None) -> str:
     return "clock" if model is None else model.rstrip("/").rsplit("/", 1)[-1].partition("@")[0]
+
+
+def _fetch(settings: RuntimeSettings, checksum: str | None, log_format: str) -> int:
+    from paceline_runtime.admin_auth import TokenFile
+    from paceline_runtime.fetch_only import fetch_only
+
+    set_up_logging(log_format, "fetch")
+    if settings.engine.model is None:
+        raise SettingsError("--fetch-only needs --model URI")
+    tokens = None if settings.admin_token_file is None else TokenFile(settings.admin_token_file)
+    admin = (settings.host, settings.admin_port)
+    return fetch_only(settings.engine.model, settings.engine.revision, checksum, admin, tokens)
 
 
 def _run(settings: RuntimeSettings, log_format: str) -> int:

@@ -18,6 +18,7 @@ from paceline_runtime.api_middleware import request_id
 __all__ = ["CallOptions", "read_options"]
 
 _MAX_PRIORITY = 1 << 31
+_TRACEPARENT = 64  # characters; W3C's has 55
 _TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}
 
 
@@ -25,7 +26,8 @@ _TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}
 class CallOptions:
     """`timeout` is seconds until the first token stops being useful; a lower `priority` goes first.
 
-    `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others'.
+    `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others'. `traceparent` is the client's
+    trace.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class CallOptions:
     arrival: float = field(default_factory=time.monotonic)
     tenant: str = ""
     salt: int = 0
+    traceparent: str = ""
 
 
 def read_options(request: Request) -> CallOptions:
@@ -41,11 +44,11 @@ def read_options(request: Request) -> CallOptions:
     key = api_key_of(request.scope)
     asked = _priority(request.headers.get("x-request-priority"))
     timeout = _timeout(request.headers.get("x-request-timeout"))
-    identity = request_id(request.scope)
+    identity, trace = request_id(request.scope), request.headers.get("traceparent", "")[:_TRACEPARENT]
     if key is None:
-        return CallOptions(identity, asked or 0, timeout)
+        return CallOptions(identity, asked or 0, timeout, traceparent=trace)
     priority = key.priority if asked is None else max(asked, key.priority)  # nobody gets ahead of what their key allows
-    return CallOptions(identity, priority, timeout, tenant=key.name, salt=key.salt)
+    return CallOptions(identity, priority, timeout, tenant=key.name, salt=key.salt, traceparent=trace)
 
 
 def _priority(text: str | None) -> int | None:

@@ -18,6 +18,7 @@ from paceline_runtime.observe import ObserveLog, prefix_hashes
 from paceline_runtime.sequence import LiveSequence
 from paceline_runtime.slow_requests import SlowRequestLog
 from paceline_runtime.timeline import Timeline
+from paceline_runtime.tracing import Tracing
 
 __all__ = ["Recorder"]
 
@@ -38,7 +39,10 @@ _NAMES_KEPT = 8192  # sequences whose request is remembered: those of a timeline
 
 
 class Recorder:
-    """The `EngineListener` of a server. `slow_request` is the latency in seconds above which the log says why."""
+    """The `EngineListener` of a server. `slow_request` is the latency in seconds above which the log says why.
+
+    `tracing`, if set, gets a span for each sequence.
+    """
 
     def __init__(
         self, metrics: RuntimeMetrics, log: ObserveLog, knobs: KnobStore, hash_key: bytes, slow_request: float
@@ -49,6 +53,7 @@ class Recorder:
         self._hash_key = hash_key
         self._slow = SlowRequestLog(slow_request)
         self._names: OrderedDict[int, str] = OrderedDict()
+        self.tracing: Tracing | None = None
         self.forecast = WaitForecast()
         self.timeline = Timeline()
 
@@ -73,6 +78,7 @@ class Recorder:
             self._metrics.count_request("failed")
             self._metrics.observe_request(record, None, "error")
             self._log.add_request(record)
+            self._trace(record, sequence)
 
     def submitted(self, sequence: LiveSequence) -> None:
         """Remember whose sequence it is."""
@@ -105,6 +111,7 @@ class Recorder:
             self.forecast.waited(sequence.submission.predicted_wait, ended.first_scheduled - sequence.submission.arrival)
         if self._slow.look(record, now - sequence.submission.arrival, now):
             self._metrics.counter("slow_requests").inc()
+        self._trace(record, sequence)
 
     def count_turned_away(self, reason: str) -> None:
         """Count a request that never reached the engine."""
@@ -170,6 +177,10 @@ class Recorder:
             reason=_reason(sequence, ended, outcome),
             tenant=s.tenant,
         )
+
+    def _trace(self, record: RequestRecord, sequence: LiveSequence) -> None:
+        if self.tracing is not None:
+            self.tracing.record(record, sequence.submission.traceparent, time.time())
 
     def _named(self, culprits: Mapping[int, float]) -> dict[str, float]:
         """Return seconds by request; -1 is nobody, and several sequences may be of one request."""

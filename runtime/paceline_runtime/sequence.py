@@ -23,7 +23,7 @@ class Submission:
     """What is asked of the engine. `arrival` and `deadline` are `time.monotonic()`; a lower priority goes first.
 
     `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others', and `predicted_wait` is how many
-    seconds it was thought to wait for a slot.
+    seconds it was thought to wait for a slot. `traceparent` is the client's trace, as W3C writes it.
     """
 
     request_id: str
@@ -35,6 +35,7 @@ class Submission:
     tenant: str = ""
     salt: int = 0
     predicted_wait: float = 0.0
+    traceparent: str = ""
 
 
 class LiveSequence:

@@ -33,6 +33,7 @@ from paceline_runtime.observe import ObserveLog
 from paceline_runtime.recorder import Recorder
 from paceline_runtime.service import Service
 from paceline_runtime.settings import RuntimeSettings
+from paceline_runtime.tracing import open_tracing
 
 __all__ = ["Doors", "run_server"]
 
@@ -81,6 +82,8 @@ async def _serve(settings: RuntimeSettings, doors: Doors) -> int:
         for server in servers:
             server.should_exit = True
         await asyncio.gather(*serving)
+        if (tracing := service.recorder.tracing) is not None:
+            await asyncio.to_thread(tracing.close)
 
 
 async def _until_signal(service: Service) -> int:
@@ -134,6 +137,8 @@ def _build_service(settings: RuntimeSettings, tokens: TokenFile | None) -> Servi
     recorder = Recorder(metrics, log, knobs, key, settings.slow_request)
     client = EngineClient(settings.engine, knobs, recorder)
     drain = Drain(settings.drain_propagation, settings.drain_timeout, client.close_source)
+    if settings.otlp_traces_endpoint is not None:
+        recorder.tracing = open_tracing(settings.otlp_traces_endpoint, settings.served_model_name)
     admission = Admission(settings, knobs, client, drain, recorder)
     metrics.gauge("predicted_wait").set_function(admission.predicted_wait)
     return Service(settings, knobs, metrics, log, recorder, client, drain, admission)

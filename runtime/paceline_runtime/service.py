@@ -117,6 +117,7 @@ class Service:
             tenant=options.tenant,
             salt=options.salt,
             predicted_wait=wait,
+            traceparent=options.traceparent,
         )
         ready = self.client.ready
         assert ready is not None, "admitted only when the engine is ready"

@@ -74,7 +74,7 @@ class RuntimeSettings:
     Without `admin_token_file` there is no admin port. `max_queue_len` bounds the requests that wait for a slot,
     `hang_timeout` is how long one step may take before the pod counts as hung, `max_queue_wait` the longest predicted wait
     for a slot with which a request is still taken, `read_timeout` how long a client may leave unread what it is sent, and
-    `slow_request` the latency above which the log says where the time went.
+    `slow_request` the latency above which the log says where the time went. `otlp_traces_endpoint` is where traces go.
     """
 
     engine: EngineSettings
@@ -92,6 +92,7 @@ class RuntimeSettings:
     read_timeout: float = 60.0
     slow_request: float = 30.0
     api_key_file: Path | None = None
+    otlp_traces_endpoint: str | None = None
     start_knobs: Knobs = field(default_factory=Knobs)
 
 
