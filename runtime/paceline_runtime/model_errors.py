@@ -5,6 +5,7 @@ PacelineError
 └── ModelError
     ├── UriError              a model URI that can't be used (scheme, shape, `..`)
     ├── ModelNotFound         nothing there: file, folder, package or repository
+    │   └── ModelFetchError   a download that failed: refused, unreachable, or not what the server states
     ├── ModelFormatError      a file that is corrupt, truncated or beyond the reader's bounds
     ├── UnsupportedModel      a well-formed model that this runtime can't run, named exactly
     ├── MemoryBudgetError     not enough memory for weights and a useful KV pool
@@ -23,6 +24,7 @@ __all__ = [
     "GrammarError",
     "MemoryBudgetError",
     "ModelError",
+    "ModelFetchError",
     "ModelFormatError",
     "ModelNotFound",
     "SamplingParamsError",
@@ -41,6 +43,10 @@ class UriError(ModelError):
 
 class ModelNotFound(ModelError):
     """The URI is fine, but nothing is there."""
+
+
+class ModelFetchError(ModelNotFound):
+    """A model can't be downloaded; the message says why and what to do."""
 
 
 class ModelFormatError(ModelError):

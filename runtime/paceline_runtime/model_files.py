@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
+from paceline_runtime.model_errors import ModelNotFound
 from paceline_runtime.uri import resolve_model
 
-__all__ = ["ModelFiles", "ModelKind", "locate_model", "read_json"]
-
-_MAX_JSON = 256 * 1024 * 1024  # the largest tokenizer.json in use is about 33 MB
+__all__ = ["ModelFiles", "ModelKind", "locate_model"]
 
 
 class ModelKind(StrEnum):
@@ -48,18 +44,3 @@ def locate_model(uri: str, revision: str | None = None) -> ModelFiles:
         return ModelFiles(ModelKind.GGUF, candidates[0])
     found = f"{len(candidates)} GGUF files (name one)" if candidates else "neither config.json nor a GGUF file"
     raise ModelNotFound(f"model {uri!r}: {path} holds {found}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`; an absent file is an empty object. Raises `ModelFormatError`."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > _MAX_JSON:
-        raise ModelFormatError(f"{path} has {path.stat().st_size} bytes, more than {_MAX_JSON}")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelFormatError(f"{path} is no valid JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ModelFormatError(f"{path} must hold a JSON object")
-    return document

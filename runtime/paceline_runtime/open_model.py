@@ -7,7 +7,8 @@ from paceline_runtime.config_hugging_face import config_from_hugging_face
 from paceline_runtime.gguf_file import read_gguf
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import UnsupportedModel
-from paceline_runtime.model_files import ModelFiles, ModelKind, read_json
+from paceline_runtime.model_files import ModelFiles, ModelKind
+from paceline_runtime.model_json import read_json
 from paceline_runtime.quantised_linear import QUANTIZATIONS
 from paceline_runtime.weights import RandomWeights, SafetensorsWeights, SplitWeights, WeightSource
 from paceline_runtime.weights_gguf import GgufWeights, check_quantization

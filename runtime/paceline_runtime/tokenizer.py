@@ -11,7 +11,8 @@ import tokenizers
 from paceline_runtime.chat_template import ChatTemplate
 from paceline_runtime.gguf_file import GgufFile, read_gguf
 from paceline_runtime.model_errors import ChatTemplateError, ModelFormatError, ModelNotFound
-from paceline_runtime.model_files import ModelKind, locate_model, read_json
+from paceline_runtime.model_files import ModelKind, locate_model
+from paceline_runtime.model_json import read_json
 from paceline_runtime.token_bytes import TokenBytes
 from paceline_runtime.tokenizer_gguf import build_tokenizer, special_token_ids
 

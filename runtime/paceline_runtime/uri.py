@@ -4,8 +4,10 @@
 |---|---|
 | `/path`, `file:///path` | a GGUF file or a Hugging Face folder |
 | `pkg://package/file` | a file inside an installed Python package, which is located but never imported |
-| `hf://org/name[@revision]` | a Hugging Face repository, downloaded (`HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`) |
+| `hf://org/name[/file.gguf][@revision]` | a Hugging Face repository, or one GGUF file of it, downloaded (see `hub`) |
 | `pvc://claim/path` | a file or folder on a volume claim, mounted by the operator under `/models/<claim>` |
+
+`PACELINE_ALLOWED_MODEL_SCHEMES` (`pvc,hf`) leaves only these; without it all are allowed.
 """
 
 from __future__ import annotations
@@ -16,31 +18,34 @@ import re
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from paceline_runtime.hub_settings import HubSettings
 from paceline_runtime.model_errors import ModelNotFound, UriError
 
-__all__ = ["MODELS_ROOT_ENV", "resolve_model", "split_uri"]
+__all__ = ["ALLOWED_SCHEMES_ENV", "MODELS_ROOT_ENV", "resolve_model", "split_uri"]
 
 # where claims are mounted; the local node agent moves mounts into a pod's folder and rewrites this variable
 MODELS_ROOT_ENV = "PACELINE_MODELS_ROOT"
+ALLOWED_SCHEMES_ENV = "PACELINE_ALLOWED_MODEL_SCHEMES"
 _DEFAULT_MODELS_ROOT = "/models"
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _PACKAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?(?:@([\w./-]+))?")
 _MAX_URI = 2048
-# safetensors and what describes them: pickles (.bin, .pt) are never fetched
-_HF_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Return the scheme (`file` for a bare path) and the rest. Raises `UriError` for an unknown scheme."""
+    """Return the scheme (`file` for a bare path) and the rest. Raises `UriError` for one that is unknown or not allowed."""
     if not isinstance(uri, str) or not uri or len(uri) > _MAX_URI or "\0" in uri:
         raise UriError(f"a model URI is a text of 1 to {_MAX_URI} characters, got {str(uri)[:80]!r}")
     match = _SCHEME.fullmatch(uri)
     scheme, rest = match.groups() if match else ("file", uri)
     if scheme not in _RESOLVERS:
         raise UriError(f"model URI {uri!r} has the unknown scheme {scheme!r}: use one of {', '.join(_RESOLVERS)}")
+    allowed = os.environ.get(ALLOWED_SCHEMES_ENV, "").lower().replace(",", " ").split()
+    if allowed and scheme not in allowed:
+        raise UriError(f"model URI {uri!r} isn't allowed here: {ALLOWED_SCHEMES_ENV} is {', '.join(allowed)}")
     return scheme, rest
 
 
@@ -88,18 +93,13 @@ def _resolve_claim(uri: str, rest: str, _revision: str | None) -> Path:
 def _resolve_hugging_face(uri: str, rest: str, revision: str | None) -> Path:
     match = _REPOSITORY.fullmatch(rest)
     if match is None or ".." in rest:
-        raise UriError(f"model URI {uri!r} must read hf://organisation/name or hf://organisation/name@revision")
-    repository, pinned = match.groups()
+        raise UriError(f"model URI {uri!r} must read hf://organisation/name[/file.gguf][@revision]")
+    repository, file, pinned = match.groups()
     if revision and pinned and revision != pinned:
         raise UriError(f"model URI {uri!r} and revision {revision!r} name two revisions: give one")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from paceline_runtime.hub import fetch_model
 
-    try:
-        return Path(snapshot_download(repository, revision=pinned or revision, allow_patterns=_HF_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelNotFound(f"model {uri!r} can't be fetched: {reason}") from error
+    return fetch_model(repository, pinned or revision, file, HubSettings.from_environment(os.environ))
 
 
 def _relative(uri: str, inner: str) -> PurePosixPath:

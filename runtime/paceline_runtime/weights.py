@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
-from paceline_runtime.model_files import read_json
+from paceline_runtime.model_json import read_json, shard_names
 
 __all__ = ["RandomWeights", "SafetensorsWeights", "SplitWeights", "WeightSource", "check_shape"]
 
@@ -97,13 +97,7 @@ def _file_names(folder: Path) -> list[str]:
         if not names:
             raise ModelNotFound(f"{folder} holds no .safetensors file (pickled weights are never loaded)")
         return names
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ModelFormatError("model.safetensors.index.json: weight_map must map tensors to files")
-    names = sorted(set(weight_map.values()))
-    if any(Path(name).name != name for name in names):
-        raise ModelFormatError("model.safetensors.index.json names a file outside its folder")
-    return names
+    return shard_names(index)
 
 
 def _open(path: Path) -> Any:

@@ -104,28 +104,6 @@ def test_a_link_out_of_a_claim_is_refused(tmp_path, monkeypatch):
         resolve_model("pvc://claim/link")
 
 
-def test_hugging_face_hub_is_asked_for_safetensors_only(tmp_path, monkeypatch):
-    asked = {}
-
-    def fake_download(repository, *, revision, allow_patterns):
-        asked.update(repository=repository, revision=revision, patterns=allow_patterns)
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fake_download)
-    assert resolve_model("hf://org/name@v1") == tmp_path
-    assert (asked["repository"], asked["revision"]) == ("org/name", "v1")
-    assert not any(pattern.endswith((".bin", ".pt", ".pkl", ".py")) or pattern == "*" for pattern in asked["patterns"])
-
-
-def test_hugging_face_hub_unreachable(monkeypatch):
-    def no_network(*args, **kwargs):
-        raise OSError("connection refused\nand more")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
-    with pytest.raises(ModelNotFound, match=r"can't be fetched: connection refused$"):
-        resolve_model("hf://org/name")
-
-
 def test_folders(tmp_path):
     with pytest.raises(ModelNotFound, match="neither"):
         locate_model(str(tmp_path))
