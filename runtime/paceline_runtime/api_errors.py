@@ -107,4 +107,5 @@ def _explain(error: ValidationError) -> ApiError:
         return invalid(f"Unrecognized request argument supplied: {where}", where, "unknown_parameter")
     if first["type"] == "missing":
         return invalid(f"Missing required parameter: {where!r}", where, "missing_required_parameter")
-    return invalid(f"Invalid value for {where!r}: {first['msg']}" if where else first["msg"], where)
+    said = first["msg"].removeprefix("Value error, ")
+    return invalid(f"Invalid value for {where!r}: {said}" if where else said, where)

@@ -10,6 +10,7 @@ from paceline_runtime.tool_scanner import CallScanner
 __all__ = ["CallDelta", "Delta", "ToolMarks", "ToolParser", "ToolRequest"]
 
 _OPENERS = "{["
+_BETWEEN = " \t\r\n,;[]"  # what may stand around calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class ToolParser:
         rest, self._held = self._held, ""
         if self._scanner is not None:
             rest = "" if self._announced else self._scanner.text + rest
-        elif self._in_calls and not rest.strip():
+        elif self._in_calls and not rest.strip(_BETWEEN if self.calls else None):
             rest = ""
         return [rest] if rest else []
 
@@ -104,32 +105,26 @@ class ToolParser:
             self._in_calls = True
         else:
             # white space before a call isn't part of the text, so it waits too
-            keep = len(self._held) - len(self._held.rstrip())
-            keep = max(keep, _overlap(self._held, begin))
-            keep += len(self._held[: len(self._held) - keep]) - len(self._held[: len(self._held) - keep].rstrip())
-            text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+            text = self._held[: len(self._held) - _overlap(self._held, begin)].rstrip()
+            self._held = self._held[len(text) :]
         if text:
             deltas.append(text)
         return self._in_calls and bool(self._held)
 
     def _between_calls(self, deltas: list[Delta]) -> bool:
         """Skip what separates calls, up to the next one or the end of them."""
-        text, end = self._held.lstrip(" \t\r\n,;]"), self._marks.end
-        if text.startswith("["):
-            text = text[1:].lstrip()
+        text, end = self._held.lstrip(_BETWEEN), self._marks.end
         if text.startswith("{"):
             self._scanner, self._announced, self._held = CallScanner(), False, text
             return True
-        self._held = text
         if end and text.startswith(end):
             self._in_calls, self._held = False, text[len(end) :]
             return bool(self._held)
         if not text or (end and end.startswith(text)):
             return False
-        # anything else is no call: the reader may see it
-        self._in_calls = False
+        self._in_calls = False  # anything else is no call: the reader may see it, as it came
         if not self._marks.begin:
-            deltas.append(text)
+            deltas.append(self._held)
             self._held = ""
         return bool(self._held)
 

@@ -51,7 +51,7 @@ class CallScanner:
         if self.text[start] == '"':  # an object written as a text, which some models do: one can't tell before its end
             arguments = "" if end is None else _unquoted(self.text[start:end])
         else:
-            arguments = self.text[start:end]
+            arguments = self.text[start:end].rstrip(_SPACE)  # what follows the last brace isn't theirs
         new, self._given = arguments[self._given :], len(arguments)
         return new
 
@@ -92,20 +92,19 @@ class CallScanner:
         if self._key is None:
             self._key = _unquoted(quoted)
             return
-        if self._key == "name":
+        if self._key == "name" and self.name is None:
             self.name = _unquoted(quoted)
         self._end_value(end)
 
     def _begin_value(self, here: int) -> None:
         if self._depth == 1 and self._key is not None and self._value_from is None:
             self._value_from = here
-            if self._key in _ARGUMENTS:
+            if self._key in _ARGUMENTS and self._arguments is None:
                 self._arguments = here, None
 
     def _end_value(self, end: int) -> None:
         if self._key in _ARGUMENTS and self._arguments is not None and self._arguments[1] is None:
-            start = self._arguments[0]
-            self._arguments = start, start + len(self.text[start:end].rstrip(_SPACE))
+            self._arguments = self._arguments[0], end
         if self._value_from is not None:
             # a member is over; a comma comes, and then the next key
             self._key = self._value_from = None

@@ -1,0 +1,147 @@
+"""Tool calls in text: found whatever the pieces, whatever the format; what isn't one stays text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline_runtime.chat_schema import ChatMessage, Function
+from paceline_runtime.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
+from paceline_runtime.model_errors import GrammarError
+from paceline_runtime.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat, tool_format_of
+from paceline_runtime.tool_parser import CallDelta, Delta, ToolParser
+from paceline_runtime.tool_prompt import template_messages
+
+
+def split(form: ToolFormat, text: str, step: int) -> tuple[str, list[tuple[str, str]]]:
+    """Return the content and the calls of a text that comes in pieces of `step` characters."""
+    parser, deltas = ToolParser(form.marks), list[Delta]()
+    for start in range(0, len(text), step):
+        deltas += parser.push(text[start : start + step])
+    deltas += parser.finish()
+    calls: dict[int, list[str]] = {}
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            name_and_arguments = calls.setdefault(delta.index, ["", ""])
+            name_and_arguments[0] += delta.name
+            name_and_arguments[1] += delta.arguments
+    content = "".join(delta for delta in deltas if isinstance(delta, str))
+    return content, [(name, arguments) for name, arguments in calls.values()]
+
+
+CASES = [
+    (
+        HERMES,
+        (
+            'Sure.\n<tool_call>\n{"name": "f", "arguments": {"x": "a}\\"</tool_call>", "y": [1, {"z": 2}]}}\n</tool_call>\n'
+            '<tool_call>\n{"arguments": {"q": 1}, "name": "g"}\n</tool_call>'
+        ),
+        "Sure.",
+        [("f", '{"x": "a}\\"</tool_call>", "y": [1, {"z": 2}]}'), ("g", '{"q": 1}')],
+    ),
+    (HERMES, '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g"}]</tool_call>', "", [("f", "{}"), ("g", "{}")]),
+    (HERMES, "no <tool_ call here, 1 < 2  ", "no <tool_ call here, 1 < 2  ", []),
+    (HERMES, '<tool_call>\n{"foo": 1}\n</tool_call>', '{"foo": 1}', []),
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+    (HERMES, '<tool_call>\n{"na', '{"na', []),
+    (
+        LLAMA3,
+        '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {"x": null}}',
+        "",
+        [("f", '{"x": 1}'), ("g", '{"x": null}')],
+    ),
+    (LLAMA3, '{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [("f", '{"x": 1}')]),
+    (LLAMA3, '{"answer": [1, 2]} and more', '{"answer": [1, 2]} and more', []),
+    (LLAMA3, 'Hello {"name": 1}', 'Hello {"name": 1}', []),
+    (
+        MISTRAL,
+        '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"x": 2}}]',
+        "",
+        [("f", '{"x": 1}'), ("g", '{"x": 2}')],
+    ),
+    (MISTRAL, '[{"name": "f", "arguments": {"x": 1}}]', "", [("f", '{"x": 1}')]),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+def test_calls_are_found(form: ToolFormat, text: str, content: str, calls: list, step: int) -> None:
+    assert split(form, text, step) == (content, calls)
+
+
+SCRAPS = ["<tool_call>", "</tool_call>", '{"name": "f"', ', "arguments": ', *'{}[]"\\ é,1']
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    form=st.sampled_from([HERMES, LLAMA3, MISTRAL]),
+    text=st.lists(st.sampled_from(SCRAPS), max_size=14).map("".join),
+    step=st.integers(1, 9),
+)
+def test_no_text_is_split_differently_by_its_pieces(form: ToolFormat, text: str, step: int) -> None:
+    assert split(form, text, step) == split(form, text, 10_000)
+
+
+JSON = st.recursive(st.none() | st.integers() | st.text(max_size=6), lambda inner: st.lists(inner, max_size=2), max_leaves=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(arguments=st.dictionaries(st.text(max_size=6), JSON, max_size=4), step=st.integers(1, 9))
+def test_arguments_come_through_unchanged(arguments: dict, step: int) -> None:
+    body = json.dumps(arguments)
+    text = f'<tool_call>\n{{"name": "f", "arguments": {body}}}\n</tool_call>'
+    assert split(HERMES, text, step) == ("", [("f", body)])
+
+
+def test_formats_are_known_by_their_templates() -> None:
+    assert tool_format_of("… <tool_call> …") is HERMES
+    assert tool_format_of('… {"name": function name, "parameters": dictionary} <|python_tag|> …') is LLAMA3
+    assert tool_format_of("… [TOOL_CALLS] …") is MISTRAL
+    assert tool_format_of("") is HERMES
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL])
+@pytest.mark.parametrize("one_call", [False, True])
+def test_a_forced_call_has_a_grammar(form: ToolFormat, one_call: bool) -> None:
+    assert form.grammar([Function(name="f"), Function(name="g", parameters={"properties": {}})], one_call=one_call)
+
+
+def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
+    messages = [
+        ChatMessage(role="system", content="Be brief."),
+        ChatMessage.model_validate(
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+            }
+        ),
+        ChatMessage(role="tool", tool_call_id="1", content="42"),
+    ]
+    told = template_messages(messages, [Function(name="f", description="Adds.")], template_knows_tools=False)
+    assert [turn["role"] for turn in told] == ["system", "assistant", "user"]
+    assert told[0]["content"].startswith("Be brief.") and '"description": "Adds."' in told[0]["content"]
+    assert told[1]["content"] == '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+    assert told[2]["content"] == "<tool_response>\n42\n</tool_response>"
+
+
+def test_grammars_are_refused_in_words() -> None:
+    nested: dict = {"type": "string"}
+    for _ in range(500):
+        nested = {"type": "array", "items": nested}
+    for make in (
+        lambda: json_grammar({"type": "wizard"}),
+        lambda: json_grammar({"type": "string", "format": "wizardry"}),
+        lambda: json_grammar(nested),
+        lambda: json_grammar({"enum": ["x" * 100_000]}),
+        lambda: regex_grammar("("),
+        lambda: regex_grammar("(?=a)b"),
+        lambda: lark_grammar("start: nothing"),
+    ):
+        with pytest.raises(GrammarError) as caught:
+            make()
+        assert 0 < len(str(caught.value)) <= 300 and "\n" not in str(caught.value)
+    assert json_grammar({"$ref": "#"}) and choice_grammar(['"quoted"', "\\", "é"])
