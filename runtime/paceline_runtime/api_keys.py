@@ -27,11 +27,11 @@ from paceline_runtime.api_errors import ApiError, error_body
 from paceline_runtime.secret_file import SecretFile, secret_lines
 from paceline_runtime.settings import SettingsError
 
-__all__ = ["ApiKey", "KeyFile", "KeyGate", "api_key_of"]
+__all__ = ["TIERS", "ApiKey", "KeyFile", "KeyGate", "api_key_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a label's value
 _MAX_KEYS = 1000  # each is compared with every request, and has time series of its own
-_TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}
+TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}  # their priorities
 _OPEN_PATHS = ("/health/", "/metrics", "/version")  # probes and scrapers have no key; nothing there is secret
 
 
@@ -111,8 +111,8 @@ def _priority(options: list[bytes], where: str) -> int:
     priority = 0
     for option in options:
         kind, _, value = option.decode("ascii", errors="replace").partition("=")
-        if kind == "tier" and value in _TIERS:
-            priority = _TIERS[value]
+        if kind == "tier" and value in TIERS:
+            priority = TIERS[value]
         elif kind == "priority" and re.fullmatch(r"-?\d{1,9}", value):
             priority = int(value)
         else:

@@ -10,16 +10,14 @@ from starlette.requests import Request
 
 from paceline_core.durations import parse_duration
 from paceline_core.errors import FormatError
-from paceline_core.request import BATCH_PRIORITY
 from paceline_runtime.api_errors import invalid
-from paceline_runtime.api_keys import api_key_of
+from paceline_runtime.api_keys import TIERS, api_key_of
 from paceline_runtime.api_middleware import request_id
 
 __all__ = ["CallOptions", "read_options"]
 
 _MAX_PRIORITY = 1 << 31
 _TRACEPARENT = 64  # characters; W3C's has 55
-_TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,8 @@ def read_options(request: Request) -> CallOptions:
 
 def _priority(text: str | None) -> int | None:
     """Return `X-Request-Priority`: a whole number, or `interactive` or `batch`."""
-    if text is None or text in _TIERS:
-        return None if text is None else _TIERS[text]
+    if text is None or text in TIERS:
+        return None if text is None else TIERS[text]
     try:
         number = int(text)
     except ValueError:

@@ -69,10 +69,12 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus) -> None:
         self._stop_timer()
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._head_bytes:  # who never said anything, a pool that connects in advance, doesn't expect an answer either
             text = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
             self.transport.write(text.encode())
-            self.transport.close()
+        self.transport.close()
 
 
 def abort_connection(scope: Mapping[str, Any]) -> None:

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 from serving_process import FAST, PATIENCE, SLOW, RuntimeProcess, events, eventually
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from paceline_core.request import BATCH_PRIORITY
 from paceline_core.wire import ObserveDocument, RequestRecord, TimelineDocument, from_json
-from paceline_runtime import api_middleware
+from paceline_runtime import api_middleware, http_protocol
 from paceline_runtime.drain import Drain
 
 # one sequence at a time, 50 ms a token
@@ -222,6 +224,32 @@ def test_heads_are_bounded(shared_runtime: RuntimeProcess) -> None:
         answer = client.recv(1000)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert shared_runtime.http.get("/version").status_code == 200
+
+
+async def test_heads_that_never_come_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("no request came")
+
+    config = uvicorn.Config(app, http=http_protocol.BoundedHttp, lifespan="off", log_config=None)
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: http_protocol.BoundedHttp(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        address = server.sockets[0].getsockname()
+        for said, answer in ((b"", b""), (b"GET / HTTP/1.1\r\nHost", b"HTTP/1.1 408 Request Timeout\r\n")):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(said)
+            assert (await asyncio.wait_for(reader.read(), PATIENCE)).startswith(answer)
+            writer.close()
+            await writer.wait_closed()
+
+
+def test_no_other_site_may_ask_from_a_browser(shared_runtime: RuntimeProcess) -> None:
+    headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    for answer in (shared_runtime.http.options("/v1/completions", headers=headers), shared_runtime.http.get("/version")):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_a_head_may_come_in_pieces_and_connections_are_reused(shared_runtime: RuntimeProcess) -> None:

@@ -13,7 +13,7 @@ from bench.soak_server import Latency, Sample
 
 
 def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
-    lengths = ["--seconds", "6", "--kill-seconds", "6", "--kill-every", "3", "--clients", "25"]
+    lengths = ["--seconds", "5", "--kill-seconds", "5", "--kill-every", "2", "--clients", "25"]
     code = soak.main([*lengths, "--out", str(tmp_path)])
     document = json.loads((tmp_path / "soak_clock.json").read_text())
     assert (code, document["problems"]) == (0, [])
