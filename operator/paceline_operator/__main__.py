@@ -11,8 +11,10 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import kopf
 from kopf._cogs.clients.errors import APIError, APISessionClosed  # kopf has no public names for what ends its watches
@@ -31,6 +33,8 @@ from paceline_operator.leader import Elected, Election
 from paceline_operator.lease import Times
 from paceline_operator.metrics import Metrics
 from paceline_operator.settings import Settings, load_settings, settings_help
+from paceline_operator.webhook import ClassReader, Webhook
+from paceline_operator.webhook_certificates import CertificateKeeper, FileSource, SecretSource
 
 __all__ = ["main"]
 
@@ -67,11 +71,36 @@ def _run() -> None:
     leadership = _candidate(settings, metrics, health)
     _on_signal(leadership.stop)
     _serve_health(settings, health, metrics)
+    with _admission(settings, metrics, health, leadership):
+        try:
+            if leadership.acquire():
+                _lead(settings, metrics, health, leadership)
+        finally:
+            leadership.release()
+
+
+@contextmanager
+def _admission(settings: Settings, metrics: Metrics, health: Health, leadership: Election | Elected) -> Iterator[None]:
+    """Serve the webhook, if there is to be one, whether this replica leads or not."""
+    if not settings.webhook_port:
+        yield
+        return
+    serving: list[bool] = []
+    health.ready_if("webhook", lambda: "" if serving else "doesn't serve yet")
+    if settings.webhook_cert_dir:
+        source: FileSource | SecretSource = FileSource(Path(settings.webhook_cert_dir))
+    else:
+        source = SecretSource(load_configuration(), settings, metrics)
+    keeper = CertificateKeeper(source, metrics)
+    keeper.start(lambda: leadership.stopped)
+    webhook = Webhook(settings, metrics, ClassReader(load_configuration(), metrics), keeper.context)
+    webhook.start()
+    serving.append(True)
     try:
-        if leadership.acquire():
-            _lead(settings, metrics, health, leadership)
+        yield
     finally:
-        leadership.release()
+        keeper.stop()
+        webhook.stop()
 
 
 def _on_signal(end: Callable[[], None]) -> None:

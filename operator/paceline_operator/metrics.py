@@ -27,6 +27,15 @@ class Metrics:
             "paceline_operator_api_calls", "Calls to the API server, by verb, kind and code.", ["verb", "kind", "code"],
             registry=registry,
         )  # fmt: skip
+        self.admission = Counter(
+            "paceline_operator_admission_reviews", "Objects that admission was asked about, by kind and outcome.",
+            ["kind", "outcome"], registry=registry,
+        )  # fmt: skip
+        self.certificate_expiry = Gauge(
+            "paceline_operator_webhook_certificate_expiry_timestamp_seconds",
+            "When the certificate that the webhook shows ends.",
+            registry=registry,
+        )
         self.leader = Gauge("paceline_operator_leader", "1 in the replica that leads, else 0.", registry=registry)
         self.fence = Gauge("paceline_operator_fence", "Fencing number of this replica's last leadership.", registry=registry)
         self.drift_corrected = Counter(
