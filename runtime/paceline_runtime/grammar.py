@@ -31,7 +31,7 @@ __all__ = [
 MAX_GRAMMAR_CHARS = 64 * 1024  # an enum of 20,000 words, three times that size, compiles in 80 ms
 _KEPT = 256  # verdicts on grammars
 # Without a bound a small model may write white space for ever. Eight are enough for JSON indented by two, four deep.
-_JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,8}"}
+_JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \n\r\t]{0,8}", "coerce_one_of": True}
 # A third of the library's defaults. Fuel is spent at some 50,000 a millisecond while compiling, so this is 20 ms, and at
 # 14,000 a millisecond in a step: 5 ms for a mask at most, where usual ones take 0.05 ms.
 GRAMMAR_LIMITS = LLParserLimits(
