@@ -12,6 +12,7 @@ from paceline_operator.api_kinds import KINDS
 from paceline_operator.policy import check_policy
 from paceline_operator.settings import Settings, load_settings
 from paceline_operator.spec import parse_service
+from paceline_operator.webhook import PATH
 
 GOLDENS = FULL_VALUES.parent
 ALL = ("-f", str(FULL_VALUES))
@@ -86,12 +87,14 @@ def test_every_setting_of_the_operator_can_be_given_and_no_other():
     known = {f.metadata["variable"] for f in Settings.__dataclass_fields__.values() if "variable" in f.metadata}
     given = {e["name"] for e in operator_container(render())["env"]} - {"PACELINE_OPERATOR_KEY_FILE"}
     assert {name for name in given if name.startswith("PACELINE_")} <= known
-    # the address that /metrics binds to is the pod's own affair; the tuner's log is for replays on a developer's machine
-    assert known - given <= {"PACELINE_METRICS_HOST", "PACELINE_TUNING_LOG"}
+    managed = {e["name"] for e in operator_container(render("--set", "webhook.certificates=cert-manager"))["env"]}
+    # addresses that the pod binds to are its own affair; the tuner's log is for replays on a developer's machine
+    own = {"PACELINE_METRICS_HOST", "PACELINE_WEBHOOK_HOST", "PACELINE_TUNING_LOG"}
+    assert known - given - managed <= own
 
 
 def test_defaults_are_the_operators_own():
-    given = load_settings(environment(render()))
+    given = load_settings(environment(render("--set", "webhook.enabled=false")))
     default = load_settings({"PACELINE_OPERATOR_KEY": "k" * 48, "PACELINE_RUNTIME_IMAGE": "x"})
     chosen = {"runtime_image", "metrics_port", "operator_namespace", "leader_election", "lease_name"}
     for name in set(Settings.__dataclass_fields__) - chosen:
@@ -124,17 +127,66 @@ def test_namespaced_mode_grants_nothing_beyond_its_namespaces():
     ]
     assert bound == ["a", "b"]
     wide = {d["roleRef"]["name"] for d in documents if d["kind"] == "ClusterRoleBinding"}
-    assert wide == {"paceline-classes"}
+    assert wide == {"paceline-classes", "paceline-webhook"}
     classes = rights(one(documents, "ClusterRole", "paceline-classes")["rules"])
     assert {resource for _, resource, _ in classes} == {"inferenceclasses", "inferenceclasses/status"}
-    without = render(*NAMESPACES, "--set", "classes.enabled=false")
+    without = render(*NAMESPACES, "--set", "classes.enabled=false,webhook.enabled=false")
     assert not [d for d in without if d["kind"] == "ClusterRoleBinding"]
 
 
-def test_the_lease_is_granted_in_the_releases_namespace_alone():
+def test_the_operators_own_objects_are_granted_in_the_releases_namespace_alone():
     role = one(render(), "Role")
     assert role["metadata"]["namespace"] == "paceline-system"
-    assert rights(role["rules"]) == {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+    named = [rule for rule in role["rules"] if "resourceNames" in rule]
+    assert [(rule["resources"], rule["resourceNames"], rule["verbs"]) for rule in named] == [
+        (["secrets"], ["paceline-webhook"], ["get", "patch"])
+    ]
+    leases = {("coordination.k8s.io", "leases", verb) for verb in ("get", "create", "update")}
+    assert rights(r for r in role["rules"] if r not in named) == leases | {("", "secrets", "create")}
+    assert rights(one(render("--set", "webhook.enabled=false"), "Role")["rules"]) == leases
+
+
+def test_the_webhook_is_reached_where_its_certificate_says():
+    documents = render()
+    hooks = one(documents, "ValidatingWebhookConfiguration")
+    name = hooks["metadata"]["name"]
+    settings = load_settings(environment(documents))
+    assert settings.webhook_config == name == "paceline.paceline-system"
+    target = one(documents, "Service")
+    for hook in hooks["webhooks"]:
+        where = hook["clientConfig"]["service"]
+        assert (where["name"], where["path"]) == (target["metadata"]["name"], PATH)
+        assert f"{where['name']}.{where['namespace']}.svc" in settings.webhook_names
+        assert hook["failurePolicy"] == "Ignore"
+    assert {resource for hook in hooks["webhooks"] for resource in hook["rules"][0]["resources"]} == {
+        "inferenceservices",
+        "inferenceclasses",
+    }
+    ports = {port["name"]: port["containerPort"] for port in operator_container(documents)["ports"]}
+    assert ports["webhook"] == settings.webhook_port
+
+
+def test_the_webhook_is_asked_about_served_namespaces_only():
+    (services, classes) = one(render(*NAMESPACES), "ValidatingWebhookConfiguration")["webhooks"]
+    (expression,) = services["namespaceSelector"]["matchExpressions"]
+    assert expression["values"] == ["a", "b"]
+    assert "namespaceSelector" not in classes
+    # before 1.21 namespaces don't carry their name as a label, and a selector would find none
+    old = one(render(*NAMESPACES, "--kube-version", "1.20.2"), "ValidatingWebhookConfiguration")
+    assert not [hook for hook in old["webhooks"] if "namespaceSelector" in hook]
+
+
+def test_cert_manager_makes_the_certificate_instead():
+    documents = render("--set", "webhook.certificates=cert-manager")
+    settings = load_settings(environment(documents))
+    assert settings.webhook_cert_dir == "/etc/paceline/webhook"
+    assert settings.webhook_config == ""
+    certificate = one(documents, "Certificate")
+    assert certificate["spec"]["dnsNames"] == list(settings.webhook_names)
+    assert certificate["spec"]["issuerRef"]["name"] == one(documents, "Issuer")["metadata"]["name"]
+    volumes = {v["name"]: v for v in one(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["webhook"]["secret"]["secretName"] == certificate["spec"]["secretName"]
+    assert not [d for d in documents if d["kind"] == "ClusterRole" and d["metadata"]["name"] == "paceline-webhook"]
 
 
 def test_the_pod_passes_the_restricted_standard():

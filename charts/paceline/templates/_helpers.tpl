@@ -47,3 +47,8 @@ labels: {{- include "paceline.labels" . | nindent 2 }}
 {{- define "paceline.policyApi" -}}
 {{ if semverCompare ">=1.21.0-0" .Capabilities.KubeVersion.Version }}policy/v1{{ else }}policy/v1beta1{{ end }}
 {{- end }}
+
+{{- /* cluster-scoped, so the namespace is a part of it */}}
+{{- define "paceline.webhookConfiguration" -}}
+{{ printf "%s.%s" (include "paceline.name" .) .Release.Namespace }}
+{{- end }}
