@@ -1,44 +1,18 @@
-"""Writes the Grafana dashboards of the chart: `python charts/dashboards.py` (part of `make crds`).
-
-A dashboard is rows of panels, a panel a title, a unit and its queries; what Grafana wants around them is made here.
-"""
+"""Writes the Grafana dashboards of the chart: `python charts/dashboards.py` (part of `make crds`)."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from grafana import Dashboard, Panel, grafana
 
 FOLDER = Path(__file__).parent / "paceline" / "files" / "dashboards"
 POD = 'namespace=~"$namespace",model_name=~"$model"'
 ONE = POD + ',pod=~"$pod"'
-_HEIGHT = 8
-_WIDTH = 24
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One panel; `queries` are PromQL by legend. `kind` is Grafana's, `stack` piles series up."""
-
-    title: str
-    queries: dict[str, str]
-    unit: str = "short"
-    text: str = ""
-    kind: str = "timeseries"
-    stack: bool = False
-
-
-@dataclass(frozen=True)
-class Dashboard:
-    """Rows of panels by title; `variables` are those of `_SOURCES` that the reader may choose."""
-
-    uid: str
-    title: str
-    text: str
-    rows: dict[str, tuple[Panel, ...]]
-    variables: tuple[str, ...] = field(default=("namespace", "model"))
+TUNED = 'namespace=~"$namespace"'
+NAMED = "{{namespace}}/{{name}}"
 
 
 def quantiles(metric: str, labels: str) -> dict[str, str]:
@@ -193,7 +167,21 @@ TUNER = Dashboard(
             Panel("Output tokens", rate("vllm:generation_tokens_total", ONE, "pod"), "tok/s"),
             Panel("Slots busy", utilisation(ONE, "pod"), "percentunit"),
         ),
+        "Tuned services": (
+            Panel("Requests within the objective", {NAMED: f"paceline_tuner_slo_attainment{{{TUNED}}}"}, "percentunit"),
+            Panel("Goodput", {NAMED: f"paceline_tuner_goodput{{{TUNED}}}"}, "reqps"),
+            Panel("Phase", {NAMED + ": {{phase}}": f"paceline_tuner_phase{{{TUNED}}} == 1"}),
+            Panel(
+                "Decisions",
+                {"{{kind}} {{reason}}": "sum by (kind, reason) (rate(paceline_tuner_decisions_total[$__rate_interval]))"},
+                "ops",
+                stack=True,
+            ),
+            Panel("Steps of changes", rate("paceline_tuner_events_total", "", "reason"), "ops", stack=True),
+            Panel("Pods by what they tell", {"{{health}}": "sum by (health) (paceline_tuner_pods)"}, stack=True),
+        ),
         "Can the model be trusted": (
+            Panel("Error of the twin", {NAMED: f"paceline_tuner_twin_error{{{TUNED}}}"}, "percentunit"),
             Panel(
                 "Error of the step-time model",
                 gauge("paceline_step_model_residual", ONE, "pod", "max"),
@@ -205,87 +193,6 @@ TUNER = Dashboard(
     },
     ("namespace", "model", "pod"),
 )
-
-_SOURCES = {
-    "namespace": ("paceline_engine_ready", "namespace"),
-    "model": ('paceline_engine_ready{namespace=~"$namespace"}', "model_name"),
-    "pod": ('paceline_engine_ready{namespace=~"$namespace",model_name=~"$model"}', "pod"),
-}
-_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-
-
-def grafana(dashboard: Dashboard) -> dict[str, Any]:
-    """Return the JSON that Grafana imports."""
-    return {
-        "uid": dashboard.uid,
-        "title": dashboard.title,
-        "description": dashboard.text,
-        "tags": ["paceline"],
-        "schemaVersion": 39,
-        "editable": True,
-        "graphTooltip": 1,
-        "refresh": "30s",
-        "time": {"from": "now-1h", "to": "now"},
-        "templating": {"list": [_datasource(), *map(_variable, dashboard.variables)]},
-        "panels": _panels(dashboard),
-    }
-
-
-def _datasource() -> dict[str, Any]:
-    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-
-
-def _variable(name: str) -> dict[str, Any]:
-    series, label = _SOURCES[name]
-    query = f"label_values({series}, {label})"
-    # allValue also matches series without the label, as of a Prometheus that scrapes single hosts
-    shown = {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}}
-    common = {"name": name, "type": "query", "datasource": _SOURCE, "refresh": 2, "sort": 1}
-    return common | {"query": {"query": query, "refId": name}, "definition": query} | shown
-
-
-def _panels(dashboard: Dashboard) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    y = 0
-    for title, panels in dashboard.rows.items():
-        found.append(
-            {
-                "id": len(found) + 1,
-                "type": "row",
-                "title": title,
-                "gridPos": {"x": 0, "y": y, "w": _WIDTH, "h": 1},
-                "panels": [],
-            }
-        )
-        y += 1
-        columns = len(panels) if len(panels) <= 4 else 3
-        width = _WIDTH // columns
-        for i, panel in enumerate(panels):
-            place = {"x": i % columns * width, "y": y + i // columns * _HEIGHT, "w": width, "h": _HEIGHT}
-            found.append(_panel(panel, len(found) + 1, place))
-        y += -(-len(panels) // columns) * _HEIGHT
-    return found
-
-
-def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
-    unit = {"tok/s": "suffix:tok/s", "bool": "bool_yes_no"}.get(panel.unit, panel.unit)
-    defaults: dict[str, Any] = {"unit": unit, "min": 0}
-    options: dict[str, Any] = {}
-    if panel.kind == "timeseries":
-        stacking = {"mode": "normal" if panel.stack else "none"}
-        defaults["custom"] = {"fillOpacity": 30 if panel.stack else 8, "stacking": stacking, "showPoints": "never"}
-        options = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
-    targets = [
-        {"refId": chr(ord("A") + i), "datasource": _SOURCE, "expr": query, "legendFormat": legend or "__auto"}
-        for i, (legend, query) in enumerate(panel.queries.items())
-    ]
-    shown = {"id": number, "type": panel.kind, "title": panel.title, "description": panel.text, "gridPos": place}
-    return shown | {
-        "datasource": _SOURCE,
-        "fieldConfig": {"defaults": defaults, "overrides": []},
-        "options": options,
-        "targets": targets,
-    }
 
 
 def files() -> dict[str, str]:

@@ -30,6 +30,11 @@ BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "f
 STEP_MODEL = {"constant": 0.001, "decodeTokens": 0.0001, "prefillTokens": 0.00001, "contextTokens": 0, "prefillAttention": 0}
 # what a healthy fleet doesn't have: those panels show nothing then, and that is right
 QUIET = {"Calls that failed", "Drift corrected", "Knob changes sent"}
+# services that are tuned have pods that tell something, which this test has none of
+UNTUNED = {
+    "Requests within the objective", "Goodput", "Phase", "Decisions", "Steps of changes", "Pods by what they tell",
+    "Error of the twin",
+}  # fmt: skip
 WINDOW = "20s"
 
 
@@ -164,7 +169,7 @@ PANELS = [
 
 @pytest.mark.parametrize(("name", "title", "query"), PANELS, ids=[f"{n}-{t}-{i}" for i, (n, t, _) in enumerate(PANELS)])
 def test_a_panel_shows_something(prometheus, load, name, title, query):
-    if title in QUIET:
+    if title in QUIET | UNTUNED:
         ask(prometheus, query)
     else:
         eventually(lambda: ask(prometheus, query), f"{name}: {title} has data", timeout=30)
@@ -181,5 +186,5 @@ def test_the_variables_have_values(prometheus, load):
 def test_no_alert_is_active_in_a_healthy_fleet(prometheus, load):
     rules = httpx.get(f"{prometheus}/api/v1/rules", trust_env=False).json()["data"]["groups"]
     states = {rule["name"]: (rule["state"], rule["health"]) for group in rules for rule in group["rules"]}
-    assert len(states) >= 13
+    assert len(states) >= 16
     assert {name: state for name, state in states.items() if state != ("inactive", "ok")} == {}

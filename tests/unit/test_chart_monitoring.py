@@ -15,6 +15,8 @@ from chart_kit import CHART, render
 from paceline_operator.knob_sync import KnobState
 from paceline_operator.metrics import Metrics
 from paceline_operator.remedies import _START_FAILURES
+from paceline_operator.tuning.metrics import TunerMetrics
+from paceline_operator.tuning.state import Phase, Reason
 from paceline_runtime.metrics import RuntimeMetrics
 
 ROOT = CHART.parents[1]
@@ -28,7 +30,9 @@ METRIC = re.compile(r"\b(?:paceline_|vllm:)\w+")
 def exported():
     """Return the names of all series that operator and runtime expose, whether or not they have values yet."""
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
-    families = [*Metrics().registry.collect(), *RuntimeMetrics("m").registry.collect()]
+    operator = Metrics().registry
+    TunerMetrics(operator)
+    families = [*operator.collect(), *RuntimeMetrics("m").registry.collect()]
     return {family.name + suffix for family in families for suffix in suffixes[family.type]}
 
 
@@ -48,7 +52,8 @@ def test_every_metric_that_is_asked_for_is_exported():
     assert {(where, name) for where, name in asked if name not in known} == set()
 
 
-def test_dashboards_are_those_of_the_generator():
+def test_dashboards_are_those_of_the_generator(monkeypatch):
+    monkeypatch.syspath_prepend(CHART.parent)
     for name, text in runpy.run_path(str(CHART.parent / "dashboards.py"))["files"]().items():
         assert (CHART / "files" / "dashboards" / name).read_text() == text, "run make crds"
 
@@ -92,11 +97,11 @@ def _literals(node):
 
 
 def _reasons_of(node):
-    """Return the reasons that a piece of code gives: third word of a Condition, second of a Finding, first of a pair that
-    is returned, `reason=` anywhere."""
+    """Return the reasons that a piece of code gives: third word of a Condition, second of a Finding or Decision, first of a
+    pair that is returned, `reason=` anywhere."""
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        place = {"Condition": 2, "Finding": 1}.get(name)
+        place = {"Condition": 2, "Finding": 1, "Decision": 1}.get(name)
         given = [node.args[place]] if place is not None and len(node.args) > place else []
         return set().union(*map(_literals, given + [k.value for k in node.keywords if k.arg == "reason"]))
     if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and node.value.elts:
@@ -109,7 +114,7 @@ def _reasons_of(node):
 
 def reasons():
     trees = [ast.parse(path.read_text()) for path in (ROOT / "operator" / "paceline_operator").rglob("*.py")]
-    found = {*KnobState, *(reason for _, reason, _ in _START_FAILURES)}
+    found = {*KnobState, *Phase, *(f"Reverted{reason}" for reason in Reason), *(reason for _, reason, _ in _START_FAILURES)}
     found = found.union(*(_reasons_of(node) for tree in trees for node in ast.walk(tree)))
     return {str(reason) for reason in found if re.fullmatch(r"[A-Z][A-Za-z]+", reason)}
 
