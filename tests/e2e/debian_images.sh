@@ -5,7 +5,8 @@
 #   debian_images.sh FOLDER [operator] [runtime]     leaves FOLDER/{operator,runtime}.tar: docker archives of
 #                                                    localhost/paceline-operator:e2e and localhost/paceline-runtime:e2e
 #
-# BUILD_FLAGS goes to `buildah build`, as in "--volume /etc/pip.conf:/etc/pip.conf:ro" where pip needs one.
+# pip in the build is configured as this machine's. BUILD_FLAGS goes to `buildah build`; CPU_TORCH_INDEX says where the CPU
+# build of torch comes from.
 set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -24,10 +25,19 @@ base() { # base NAME VARIANT PACKAGES: an image of the Debian release that this 
   buildah "${store[@]}" commit --quiet --rm "$container" "localhost/$1" >/dev/null
 }
 
+mounts() { # flags that show the build this machine's pip configuration, certificates and local package folders
+  local path
+  { printf '%s\n' /etc/xdg/pip "$HOME/.config/pip" /etc/ssl/certs
+    python3 -m pip config list | grep -oE '(file://)?/[^ '"'"']+' | sed -e 's#^file://##' -e 's#/simple/*$##'
+  } | sort -u | while read -r path; do [ ! -d "$path" ] || printf -- '--volume %s:%s:ro ' "$path" "$path"; done
+  [ ! -e /etc/pip.conf ] || printf -- '--volume /etc/pip.conf:/etc/pip.conf:ro '
+}
+
 image() { # image NAME
   local target=(); [ "$1" != runtime ] || target=(--target "${RUNTIME_TARGET:-cpu}")
-  # shellcheck disable=SC2086  # BUILD_FLAGS are several words
-  buildah "${store[@]}" build --quiet --layers=false ${BUILD_FLAGS:-} --build-arg BUILD_IMAGE=localhost/debian-build \
+  [ "$1" != runtime ] || [ -z "${CPU_TORCH_INDEX:-}" ] || target+=(--build-arg "CPU_TORCH_INDEX=$CPU_TORCH_INDEX")
+  # shellcheck disable=SC2046,SC2086  # both are several words
+  buildah "${store[@]}" build --quiet --layers=false $(mounts) ${BUILD_FLAGS:-} --build-arg BUILD_IMAGE=localhost/debian-build \
     --build-arg PYTHON_IMAGE=localhost/debian-python -f "$root/$1/Dockerfile" -t "localhost/paceline-$1:e2e" "${target[@]}" "$root" >/dev/null
   rm -f "$folder/$1.tar"
   buildah "${store[@]}" push --quiet "localhost/paceline-$1:e2e" "docker-archive:$folder/$1.tar:localhost/paceline-$1:e2e"
