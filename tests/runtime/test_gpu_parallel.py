@@ -1,5 +1,6 @@
 """Tensor parallelism on CPUs: two ranks give the tokens of one, also behind the server; errors name the rank or size."""
 
+import dataclasses
 import os
 import random
 import re
@@ -120,6 +121,20 @@ def test_a_rank_that_dies_ends_the_step_with_its_name(pair):
         run.run(arrivals(1))
     pair.runner.close()
     assert not link.store.parent.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_ranks_of_the_gpu_path_give_the_tokens_of_one(uri, reference_model):
+    """Under the interpreter: packed steps go to the other rank, it records the same graphs and gets the sampled tokens."""
+    model = load_backend(*settings(uri, kernels="triton"))
+    asked = [dataclasses.replace(each, params=harness.greedy(3)) for each in (arrivals(1)[0], arrivals(3)[2])]
+    references = {i: harness.reference(reference_model, a.prompt, 3) for i, a in enumerate(asked)}
+    run = harness.Drive(model, harness.step_knobs(), 16, 2)
+    try:
+        assert harness.divergences(run.run(asked), references) <= 1
+    finally:
+        model.runner.close()
 
 
 # -- behind the server ----------------------------------------------------------------------------------------------
