@@ -44,22 +44,36 @@ class AdminClient:
         """Close the session."""
         await self._session.close()
 
+    @property
+    def fence(self) -> int:
+        """The fencing number that changes carry; 0: none."""
+        return self._leadership.fence()
+
     async def knobs(self, address: str, token: str) -> KnobsDocument:
         """Return the pod's knobs."""
-        return await self._call("GET", address, token)
+        return _knobs(await self._call("GET", "/admin/knobs", address, token), address)
+
+    async def progress(self, address: str, token: str) -> tuple[int, int] | None:
+        """Return the bytes that a pod has fetched and those of its model, None if it doesn't say."""
+        try:
+            found = await self._call("GET", "/admin/progress", address, token)
+            return int(found["done"]), int(found["total"])
+        except (AdminError, KeyError, TypeError, ValueError):
+            return None
 
     async def patch_knobs(self, address: str, token: str, knobs: Mapping[str, Any], revision: int) -> KnobsDocument:
         """Change `knobs` (wire form) unless the pod has left `revision` behind; return what is in force then."""
         if not self._leadership.may_act():
             raise AdminError(0, "this operator doesn't lead any more")
         body = to_json(KnobsPatch(knobs, self._leadership.fence()))
-        return await self._call("PATCH", address, token, body, {"If-Match": f'"{revision}"'})
+        answer = await self._call("PATCH", "/admin/knobs", address, token, body, {"If-Match": f'"{revision}"'})
+        return _knobs(answer, address)
 
     async def _call(
-        self, verb: str, address: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> KnobsDocument:
+        self, verb: str, path: str, address: str, token: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}/admin/knobs"
+        url = f"http://{host}:{self._port}{path}"
         authorised = {"Authorization": f"Bearer {token}", **(headers or {})}
         try:
             async with (
@@ -71,7 +85,7 @@ class AdminClient:
             raise AdminError(0, f"{address}:{self._port} doesn't answer") from None
         except aiohttp.ClientError as error:
             raise AdminError(0, f"{address}:{self._port}: {error}") from None
-        return _document(response.status, text, address)
+        return _data(response.status, text, address)
 
 
 async def _whole(stream: aiohttp.StreamReader) -> bytes:
@@ -84,17 +98,21 @@ async def _whole(stream: aiohttp.StreamReader) -> bytes:
     return text[:_MOST_BYTES]
 
 
-def _document(status: int, text: bytes, address: str) -> KnobsDocument:
+def _data(status: int, text: bytes, address: str) -> Any:
     try:
         data = json.loads(text)
     except ValueError:
         data = None
     if status != 200:
         raise AdminError(status, f"{address}: HTTP {status}: {_complaint(data, text)}")
+    return data
+
+
+def _knobs(data: Any, address: str) -> KnobsDocument:
     try:
         return from_json(KnobsDocument, data)
     except FormatError as error:
-        raise AdminError(status, f"{address}: {error}") from None
+        raise AdminError(200, f"{address}: {error}") from None
 
 
 def _complaint(data: Any, text: bytes) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 from paceline_operator.api_kinds import KINDS, OPTIONAL
 from paceline_operator.children import Manifest
+from paceline_operator.children_cache import fetch_name, fetch_of, has_fetch, parked
 from paceline_operator.cluster import Cluster
 from paceline_operator.contest import Contest, Contests, last_writer
 from paceline_operator.drift import drift, is_left_over, is_owned_by, project
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, UPGRADE
-from paceline_operator.outcome import Applied, Trouble
+from paceline_operator.outcome import Applied, FetchState, Trouble
 from paceline_operator.pods import is_mounting
 from paceline_operator.render import missing_kinds, render
 from paceline_operator.rollout import rollout_of
@@ -66,6 +67,9 @@ class Applier:
         live = live if live is not None and is_owned_by(live, service.uid) else None
         deployment, held = hold(fresh, live)
         deployment, waiting = self._in_turn(key, service, deployment, live)
+        fetch = fetch_of(service, self.store.get(key, "Job", fetch_name(service))) if has_fetch(service, apis) else None
+        if fetch is not None and fetch.state is not FetchState.READY:
+            deployment = parked(deployment, live)
         failure, troubles = await self._apply_all(key, service, secret, [*others, deployment], live)
         contests = self._open_contests(key)
         return Applied(
@@ -77,6 +81,7 @@ class Applier:
             missing=tuple(missing_kinds(service, self.settings, apis)),
             contested=tuple(_contest_words(kind, contest) for kind, contest in contests.items()),
             again=min((self._again(contest) for contest in contests.values()), default=None),
+            fetch=fetch,
         )
 
     def _in_turn(
@@ -135,6 +140,8 @@ class Applier:
         if live is not None:
             _check_owner(live, service)
             self.store.put(kind, live)
+            if kind == "Job":  # its template can't be changed, and a finished one is the mark that the model is there
+                return
             if not await self._may_correct(key, child, live):
                 return
         self._took(key, child, await self.cluster.apply(child))

@@ -24,10 +24,10 @@ def owner_reference(service: InferenceService) -> Manifest:
     }
 
 
-def child_of(service: InferenceService, version: str, kind: str, content: Manifest, suffix: str = "") -> Manifest:
-    """Return a child called like the service (plus `suffix`), with our labels and owner, and `content` beside them."""
+def child_of(service: InferenceService, version: str, kind: str, content: Manifest, name: str = "") -> Manifest:
+    """Return a child called `name` (default: like the service), with our labels and owner, and `content` beside them."""
     metadata = {
-        "name": base_name(service.name) + suffix,
+        "name": name or base_name(service.name),
         "namespace": service.namespace,
         "labels": labels(service.name),
         "ownerReferences": [owner_reference(service)],

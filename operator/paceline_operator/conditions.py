@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline_operator.fetching import fetch_finding
 from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.names import UPGRADE
 from paceline_operator.outcome import Applied, Trouble
@@ -38,10 +39,12 @@ def conditions_of(
     knobs: Mapping[str, PodKnobs],
     now: float,
     spec_reason: str = "Invalid",
+    fetchers: Pods = (),
 ) -> list[Condition]:
     """Return all conditions, in the order in which they are read. `now` is in seconds since 1970."""
     alive = [pod for pod in pods if not is_leaving(pod)]
-    findings = [found for found in (worst(pods, now), refused_pods(deployment)) if found]
+    fetch = fetch_finding(applied.fetch, fetchers, now)
+    findings = [found for found in (worst(pods, now), refused_pods(deployment), fetch) if found]
     finding, rollout = min(findings, key=lambda found: found.rank, default=None), rollout_of(deployment, pods)
     found = [
         _spec_valid(spec_error, spec_reason),
@@ -74,9 +77,9 @@ def _ready(spec_error: str, failure: Trouble | None, rollout: Rollout | None, fi
     counts = f"{rollout.ready} of {rollout.desired} pods ready"
     if finding and finding.crash:
         return Condition("Ready", "False", finding.reason, f"{counts}; {finding.message}")
-    if rollout.desired == 0:
+    if rollout.desired == 0 and not (finding and finding.reason == "Fetching"):
         return Condition("Ready", "False", "ScaledToZero", "replicas is 0: nothing answers requests")
-    if rollout.ready >= rollout.desired:
+    if rollout.ready >= rollout.desired > 0:
         return Condition("Ready", "True", "PodsReady", counts)
     return Condition("Ready", "False", finding.reason if finding else "Starting", f"{counts}{_because(finding)}")
 
@@ -91,7 +94,9 @@ def _progressing(spec_error: str, applied: Applied, rollout: Rollout | None, fin
         return Condition("Progressing", "True", "WaitingForTurn", message)
     if rollout is None:
         return Condition("Progressing", "True", "Creating", "the Deployment is being made")
-    if rollout.complete:
+    if finding and finding.reason == "Fetching":
+        return Condition("Progressing", "True", "Fetching", finding.message)
+    if rollout.complete and not rollout.is_stuck(finding):
         return Condition("Progressing", "False", "Complete", "all pods are as the spec says")
     stuck = rollout.is_stuck(finding)
     counts = f"{rollout.counts}{rollout.consequence(stuck=stuck or rollout.late)}"
@@ -142,6 +147,8 @@ def _scheduled(alive: Pods, now: float) -> Condition:
 
 def _model_ready(alive: Pods, finding: Finding | None) -> Condition:
     ready = sum(is_ready(pod) for pod in alive)
+    if not alive and finding and (finding.crash or finding.reason == "Fetching"):
+        return Condition("ModelReady", "False", finding.reason, finding.message)
     if not alive:
         return Condition("ModelReady", "Unknown", "NoPods", "there are no pods")
     counts = f"{ready} of {len(alive)} pods have loaded the model"

@@ -89,6 +89,14 @@ def status_schema() -> Schema:
             "effective": _map("Every knob, and what else spec or class state, with value and origin.", effective),
             "pods": _map("Knob state by pod, of at most 32; those with trouble first.", pod),
             "podCount": _count("Pods whose runtime runs."),
+            "cache": _object(
+                "How far the model is on its way into the cache.",
+                {
+                    "state": _text("Fetching, Ready or Failed."),
+                    "doneBytes": {"type": "integer", "format": "int64", "description": "Bytes that are there."},
+                    "totalBytes": {"type": "integer", "format": "int64", "description": "Bytes of the model."},
+                },
+            ),
         },
     )
 

@@ -15,11 +15,13 @@ __all__ = [
     "CLASS_PLURAL",
     "CLASS_SHORT_NAME",
     "DEFAULT_CLASS",
+    "FETCHER",
     "FIELD_MANAGER",
     "GROUP",
     "INPUTS",
     "KIND",
     "MANAGED_BY",
+    "NAME_LABEL",
     "OWN",
     "PLURAL",
     "RESTART_HASH",
@@ -66,6 +68,8 @@ OWN = "paceline.io/own-spec"
 TURN = "paceline.io/class-turn"
 # on the InferenceService: any new value rolls the pods to what this version of the operator would make of the spec
 UPGRADE = "paceline.io/upgrade"
+NAME_LABEL = "app.kubernetes.io/name"
+FETCHER = "paceline-fetch"  # the name of pods that fetch a model: no Service, budget or Deployment selects them
 _LONGEST = 63  # of a Service's name and of a label's value
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["Applied", "Trouble"]
+__all__ = ["Applied", "Fetch", "FetchState", "Trouble"]
 
 Trouble = tuple[str, str]  # reason in one word, message
+
+
+class FetchState(StrEnum):
+    """How far the Job is that fetches a model into the cache."""
+
+    FETCHING = "Fetching"
+    READY = "Ready"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """How far a model is on its way into the cache. `done` and `total` are bytes, None where nobody has told yet."""
+
+    state: FetchState
+    message: str = ""
+    done: int | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +43,4 @@ class Applied:
     missing: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     again: float | None = None
+    fetch: Fetch | None = None

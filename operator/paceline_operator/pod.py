@@ -14,9 +14,10 @@ from paceline_operator.overlay import overlay
 from paceline_operator.policy import PRODUCT_LABELS
 from paceline_operator.settings import Settings
 from paceline_operator.spec import Accelerator, EnvVar, InferenceService, Toleration
+from paceline_operator.spec_cache import Cache
 from paceline_operator.spec_platform import Rollout
 
-__all__ = ["ADMIN_PORT", "CONTAINER", "HTTP_PORT", "pod_template", "restart_hash", "revision_of"]
+__all__ = ["ADMIN_PORT", "CACHE_CLAIM", "CONTAINER", "HTTP_PORT", "pod_template", "restart_hash", "revision_of"]
 
 CONTAINER = "runtime"
 HTTP_PORT = 8000
@@ -24,6 +25,8 @@ ADMIN_PORT = 9000
 _CONFIG = "/etc/paceline"
 _SCRATCH = "/var/cache/paceline"
 _MODELS = "/mnt/models"
+_CACHE = "/var/cache/models"
+CACHE_CLAIM = "-models"  # suffix of the claim that the operator makes
 _DRAIN_PROPAGATION = 5  # seconds in which endpoints forget a pod that goes
 _DRAIN_MARGIN = 5  # seconds that a process takes to end after the last request
 _SHARED_MEMORY = 1  # GiB of /dev/shm per device: what collective operations between processes use, 64 MiB is the default
@@ -183,6 +186,8 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "HOME", "value": _SCRATCH},
         {"name": "TMPDIR", "value": _SCRATCH},
     ]
+    if service.spec.cache:
+        environment.append({"name": "HF_HOME", "value": _CACHE})
     if secret := service.spec.model.secret_ref:
         reference = {"secretKeyRef": {"name": secret.name, "key": secret.key}}
         environment.append({"name": "HF_TOKEN", "valueFrom": reference})
@@ -221,6 +226,8 @@ def _mounts(service: InferenceService) -> list[dict[str, Any]]:
         mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108  a mount point, not a file of ours
     if _claim(service.spec.model.uri):
         mounts.append({"name": "model", "mountPath": _MODELS, "readOnly": True})
+    if service.spec.cache:
+        mounts.append({"name": "models", "mountPath": _CACHE})
     return mounts
 
 
@@ -236,7 +243,15 @@ def _volumes(service: InferenceService, base: str) -> list[dict[str, Any]]:
     if claim := _claim(service.spec.model.uri):
         source = {"claimName": claim[0], "readOnly": True}
         volumes.append({"name": "model", "persistentVolumeClaim": source})
+    if cache := service.spec.cache:
+        volumes.append({"name": "models"} | _cache_source(cache, base))
     return volumes
+
+
+def _cache_source(cache: Cache, base: str) -> dict[str, Any]:
+    if cache.node_path:
+        return {"hostPath": {"path": cache.node_path, "type": "DirectoryOrCreate"}}
+    return {"persistentVolumeClaim": {"claimName": cache.claim or f"{base}{CACHE_CLAIM}"}}
 
 
 def _probes() -> dict[str, Any]:

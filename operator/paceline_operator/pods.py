@@ -7,11 +7,22 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from paceline_operator.names import RESTART_HASH
+from paceline_operator.names import FETCHER, NAME_LABEL, RESTART_HASH
 from paceline_operator.pod import CONTAINER
 from paceline_operator.remedies import last_line, no_node, out_of_memory, short, start_failure
 
-__all__ = ["Finding", "Instance", "diagnose", "instances", "is_leaving", "is_mounting", "is_ready", "steady_in", "worst"]
+__all__ = [
+    "Finding",
+    "Instance",
+    "diagnose",
+    "instances",
+    "is_fetcher",
+    "is_leaving",
+    "is_mounting",
+    "is_ready",
+    "steady_in",
+    "worst",
+]
 
 _PULL = {
     "ErrImagePull",
@@ -53,12 +64,17 @@ def instances(pods: Iterable[Mapping[str, Any]]) -> list[Instance]:
     for pod in pods:
         state = _runtime(pod)
         address = pod.get("status", {}).get("podIP")
-        if address and state and "running" in (state.get("state") or {}) and not is_leaving(pod):
+        if address and state and "running" in (state.get("state") or {}) and not is_leaving(pod) and not is_fetcher(pod):
             meta = pod["metadata"]
             process = f"{meta['uid']}/{state.get('containerID') or state.get('restartCount', 0)}"
             annotation = (meta.get("annotations") or {}).get(RESTART_HASH, "")
             found.append(Instance(meta["name"], address, is_ready(pod), process, annotation))
     return found
+
+
+def is_fetcher(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod only fetches a model."""
+    return (pod["metadata"].get("labels") or {}).get(NAME_LABEL) == FETCHER
 
 
 def is_leaving(pod: Mapping[str, Any]) -> bool:

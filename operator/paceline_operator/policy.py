@@ -108,8 +108,16 @@ def policy_problems(service: InferenceService, rules: Rules) -> Iterator[Problem
     yield from _env_problems("spec.env", [variable.name for variable in spec.env], rules)
     if spec.accelerator is not None:
         yield from _accelerator_problems(spec.accelerator, rules)
+    if spec.cache is not None and spec.cache.node_path is not None:
+        yield from _node_path_problems(spec.cache.node_path, rules)
     if spec.template is not None:
         yield from _template_problems(spec.template, rules)
+
+
+def _node_path_problems(path: str, rules: Rules) -> Iterator[Problem]:
+    if normpath(path) != path or not _is_below(path, rules.host_paths):
+        allowed = ", ".join(rules.host_paths) or "none"
+        yield Problem("spec.cache.nodePath", path, f"a plain path below one of {allowed}", f"use a claim, or {rules.remedy}")
 
 
 def _env_problems(path: str, names: list[str], rules: Rules) -> Iterator[Problem]:
@@ -206,7 +214,11 @@ def _restricted_problems(pod: Mapping[str, Any], rules: Rules) -> Iterator[Probl
 
 def _is_allowed_host_path(volume: Mapping[str, Any], rules: Rules) -> bool:
     path = _host_path(volume)
-    return path is not None and any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in rules.host_paths)
+    return path is not None and _is_below(path, rules.host_paths)
+
+
+def _is_below(path: str, folders: tuple[str, ...]) -> bool:
+    return any(f"{path}/".startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def _host_path(volume: Mapping[str, Any]) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import time
 
@@ -21,8 +21,8 @@ from paceline_operator.events import decisions, event_of
 from paceline_operator.knob_sync import PodKnobs, Target, states
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import KIND, admin_token, base_name, digest
-from paceline_operator.outcome import Applied
-from paceline_operator.pods import instances, steady_in
+from paceline_operator.outcome import Applied, FetchState
+from paceline_operator.pods import instances, is_fetcher, is_leaving, steady_in
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.status import Observation, TuningStatus, merge_patch, status_of
@@ -33,6 +33,13 @@ from paceline_operator.turns import Turns
 __all__ = ["Pass", "Reconciler"]
 
 logger = logging.getLogger(__name__)
+
+
+_FETCH_LOOK = 5.0  # seconds between two looks at a download
+
+
+async def _unknown(_address: str, _token: str) -> tuple[int, int] | None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,8 @@ class Reconciler:
     tuning: Callable[[Key], TuningStatus | None] = lambda _: None
     classes: ClassBook = field(default_factory=ClassBook)
     wake: Callable[[Key], None] = lambda _: None  # asks for a look at a service whose turn may have come
+    # asks the pod that fetches a model (address, token) for the bytes that are there and those of the model
+    progress: Callable[[str, str], Awaitable[tuple[int, int] | None]] = _unknown
     applier: Applier = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,11 +86,23 @@ class Reconciler:
         found = await self._effective(key, service)
         applied = await self.applier.apply(key, service, body["metadata"].get("annotations") or {})
         target = self._target(service, found, applied)
+        applied = await self._watch_fetch(key, applied, target.token)
         await self._report(key, body, knobs, service=service, found=found, applied=applied, target=target)
         failed = applied.failure is not None
         calm = steady_in(self.store.all(key, "Pod"), time())
         waits = [seconds for seconds in (applied.again, calm or None) if seconds is not None]
         return Pass(None if failed else target, retry=failed or bool(applied.troubles), again=min(waits, default=None))
+
+    async def _watch_fetch(self, key: Key, applied: Applied, token: str) -> Applied:
+        """Ask the pod that fetches a model how far it is, and come back to ask again."""
+        if applied.fetch is None or applied.fetch.state is not FetchState.FETCHING:
+            return applied
+        pods = [pod for pod in self.store.all(key, "Pod") if is_fetcher(pod) and not is_leaving(pod)]
+        addresses = [address for pod in pods if (address := pod.get("status", {}).get("podIP"))]
+        told = await self.progress(addresses[0], token) if addresses else None
+        done, total = told or (None, None)
+        waits = [seconds for seconds in (applied.again, _FETCH_LOOK) if seconds is not None]
+        return replace(applied, fetch=replace(applied.fetch, done=done, total=total), again=min(waits))
 
     async def _effective(self, key: Key, service: InferenceService) -> Effective:
         """Return the knobs in force. An override that isn't any more is emptied, so that no pod reads it and an edit that
@@ -125,7 +146,8 @@ class Reconciler:
         refusal: SpecError | None = None,
     ) -> None:
         """Write the status if it changed, and an event for each decision in it."""
-        pods = self.store.all(key, "Pod")
+        everything = self.store.all(key, "Pod")
+        pods = [pod for pod in everything if not is_fetcher(pod)]
         running = instances(pods)
         if target is not None:
             told = states(target, running, knobs)
@@ -144,6 +166,7 @@ class Reconciler:
             pods=pods,
             knobs=told,
             tuning=self.tuning(key),
+            fetchers=[pod for pod in everything if is_fetcher(pod)],
         )
         old, new = body.get("status") or {}, status_of(seen)
         patch = merge_patch(old, new)

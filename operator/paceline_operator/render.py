@@ -10,6 +10,7 @@ from paceline_core.durations import parse_duration
 from paceline_core.knobs import knobs_to_wire
 from paceline_operator.api_kinds import Apis
 from paceline_operator.children import Manifest, child_of, stamped
+from paceline_operator.children_cache import cache_children
 from paceline_operator.children_monitoring import monitoring_children
 from paceline_operator.children_network import network_children, service_content
 from paceline_operator.children_scaling import disruption_budget, scaling_children
@@ -36,17 +37,21 @@ def render(service: InferenceService, settings: Settings, apis: Apis, *, upgrade
 
     Each is a whole apply configuration: a field that is left out here is given up.
     """
-    secret = stamped(child_of(service, "v1", "Secret", _secret(service, settings), "-admin"))
+    base = base_name(service.name)
+    secret = stamped(child_of(service, "v1", "Secret", _secret(service, settings), f"{base}-admin"))
     knobs = {"data": {KNOBS_FILE: knobs_document(service)}}
     others = [
         child_of(service, "v1", "ServiceAccount", {"automountServiceAccountToken": False}),
-        child_of(service, "v1", "ConfigMap", knobs, "-knobs"),
+        child_of(service, "v1", "ConfigMap", knobs, f"{base}-knobs"),
         child_of(service, "v1", "Service", service_content(service)),
     ]
     for kind, content in _wanted(service, settings, apis):
         if kind in apis:
             others.append(_labelled(child_of(service, apis[kind], kind, content), service))
     deployment = _labelled(child_of(service, "apps/v1", "Deployment", _deployment(service, settings)), service)
+    for kind, name, content in cache_children(service, deployment["spec"]["template"]):
+        if kind in apis:
+            others.append(child_of(service, apis[kind], kind, content, name))
     marks = {ADMIN_STAMP: secret["metadata"]["annotations"][APPLIED]}
     marks |= notes(service, deployment["spec"]["template"], upgrade)
     return (secret, *map(stamped, others), stamped(deployment, marks))
@@ -55,6 +60,7 @@ def render(service: InferenceService, settings: Settings, apis: Apis, *, upgrade
 def missing_kinds(service: InferenceService, settings: Settings, apis: Apis) -> list[str]:
     """Return the kinds that the spec asks for and the server doesn't have."""
     asked = {kind for kind, _ in _wanted(service, settings, apis)} - {"PodDisruptionBudget", "NetworkPolicy"}
+    asked |= {"Job"} if service.spec.cache and service.spec.cache.preload else set()
     return sorted(kind for kind in asked if kind not in apis)
 
 

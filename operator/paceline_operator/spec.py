@@ -16,6 +16,7 @@ from paceline_core.knobs import KNOBS, CostClass, Knobs, knob, knobs_from_wire
 from paceline_operator.errors import Problem, SpecError
 from paceline_operator.fields import Item, item, record, table, unknown_fields
 from paceline_operator.kinds import Integer, KnobKind, ListOf, MapOf, Quantity, Raw, Text
+from paceline_operator.spec_cache import Cache, cache_problems
 from paceline_operator.spec_platform import SCALING, Monitoring, NetworkRules, Rollout, Routing, Scaling, scaling_problems
 
 __all__ = [
@@ -197,6 +198,7 @@ class ServiceSpec:
     )
     priority_class_name: str | None = item(Text(pattern=_NAME, example="serving"), "PriorityClass of the pods.")
     queue_name: str | None = item(Text(63, _NAME, example="team-a"), "Kueue LocalQueue that admits the pods.")
+    cache: Cache | None = item(record(Cache), "Where downloaded models are kept. Default: in each pod, until it ends.")
     rollout: Rollout | None = item(record(Rollout), "How pods are replaced.")
     scaling: Scaling | None = item(SCALING, "Autoscaling; spec.replicas is the autoscaler's then.")
     network_policy: NetworkRules | None = item(record(NetworkRules), "Who may reach the pods.")
@@ -289,7 +291,12 @@ def knob_path(name: str) -> str:
 
 def _cross_problems(spec: ServiceSpec) -> list[Problem]:
     """Return what is wrong between fields that are each fine."""
-    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning), *scaling_problems(spec.scaling)]
+    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning), *_platform_problems(spec)]
+
+
+def _platform_problems(spec: ServiceSpec) -> Iterator[Problem]:
+    yield from scaling_problems(spec.scaling)
+    yield from cache_problems(spec.cache, spec.model.uri)
 
 
 def _env_problems(env: tuple[EnvVar, ...]) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from typing import Any
 from paceline_core.knobs import KNOBS, knobs_to_wire
 from paceline_operator.conditions import Condition, conditions_of
 from paceline_operator.effective import Effective, effective
+from paceline_operator.fetching import cache_status
 from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.names import selector
 from paceline_operator.outcome import Applied
@@ -39,7 +40,8 @@ class Observation:
 
     `service` is None if the spec can't be used; `spec_error` says why then, `spec_reason` in one word. `effective` are the
     knobs in force (None: those of the service). `applied` is what came of applying the children. `knobs` is the knob state
-    by pod name, `tuning` what the tuner says (None: nothing). `now` is an RFC 3339 time.
+    by pod name, `tuning` what the tuner says (None: nothing), `fetchers` the pods that fetch a model. `now` is an RFC 3339
+    time.
     """
 
     body: Mapping[str, Any]
@@ -53,6 +55,7 @@ class Observation:
     pods: Sequence[Mapping[str, Any]] = ()
     knobs: Mapping[str, PodKnobs] = field(default_factory=dict)
     tuning: TuningStatus | None = None
+    fetchers: Sequence[Mapping[str, Any]] = ()
 
 
 def status_of(seen: Observation) -> dict[str, Any]:
@@ -69,6 +72,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
         "conditions": [dated(condition, old, generation, seen.now) for condition in found],
         "pods": _pods(seen.knobs),
         "podCount": len(seen.knobs),
+        **cache_status(seen.applied.fetch),
     }
     if seen.service is None:
         return status | _kept(old)
@@ -87,6 +91,7 @@ def _conditions(seen: Observation) -> list[Condition]:
         pods=seen.pods,
         knobs=seen.knobs,
         now=datetime.fromisoformat(seen.now).timestamp(),
+        fetchers=seen.fetchers,
     )
     told = seen.tuning.conditions if seen.tuning else ()
     return list({condition.type: condition for condition in (*found, *told)}.values())
