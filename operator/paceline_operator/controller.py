@@ -43,9 +43,9 @@ class Controller:
         self._metrics = metrics
         self._store = Store()
         self._classes = ClassKeeper(cluster)
-        self._class_queue: WorkQueue[str] = WorkQueue()
+        self._class_queue: WorkQueue[str] = WorkQueue(_waits(metrics, "classes"))
         self._sync = KnobSync(admin, metrics)
-        self._queue: WorkQueue[Key] = WorkQueue()
+        self._queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "services"))
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
         self._tuner = Tuner(
@@ -54,7 +54,7 @@ class Controller:
         self._reconciler = Reconciler(
             settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add
         )
-        self._knob_queue: WorkQueue[Key] = WorkQueue()
+        self._knob_queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "knobs"))
         self._asked: dict[Key, tuple[Target, list[Instance]]] = {}  # what the last look at a service's pods was about
         self._verify: set[Key] = set()
         self._gap = asyncio.Event()
@@ -122,14 +122,17 @@ class Controller:
                     queue.retry(key)
             except (ApiUnavailable, ApiRefused) as error:  # refused: the status; a child's refusal is told in it
                 logger.warning("%s: %s; tried again in %.1f s", _words(key), error, queue.retry(key))
-                outcome = "refused" if isinstance(error, ApiRefused) else "unavailable"
-                self._metrics.reconciles.labels(outcome).inc()
-            except Exception:  # a bug with one service must not stop the others
+                self._count(error, "refused" if isinstance(error, ApiRefused) else "unavailable")
+            except Exception as error:  # a bug with one service must not stop the others
                 logger.exception("%s: the pass failed", _words(key))
-                self._metrics.reconciles.labels("error").inc()
+                self._count(error, "error")
                 queue.retry(key)
             finally:
                 queue.done(key)
+
+    def _count(self, error: Exception, outcome: str) -> None:
+        self._metrics.reconciles.labels(outcome).inc()
+        self._metrics.errors.labels(type(error).__name__).inc()
 
     async def _report_class(self, name: str) -> bool:
         await self._classes.report(name)
@@ -243,6 +246,10 @@ class Controller:
         self._gap.set()
         for key in self._store:
             self._queue.add(key)
+
+
+def _waits(metrics: Metrics, queue: str) -> Callable[[float], None]:
+    return metrics.queue_seconds.labels(queue).observe
 
 
 def _words(key: Hashable) -> str:

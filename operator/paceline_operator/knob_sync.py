@@ -104,15 +104,17 @@ class KnobSync:
     ) -> dict[str, PodKnobs]:
         """Return the knob state by pod name. Pods that were verified for this target are left alone unless `verify`."""
         due = [pod for pod in pods if verify or not _settled(known.get(pod.name), target, pod)]
-        results = await asyncio.gather(*(self._sync_pod(target, pod) for pod in due))
+        results = await asyncio.gather(*(self._sync_pod(target, pod, known.get(pod.name)) for pod in due))
         fresh = dict(zip((pod.name for pod in due), results, strict=True))
         return {pod.name: fresh.get(pod.name) or known[pod.name] for pod in pods}
 
-    async def _sync_pod(self, target: Target, pod: Instance) -> PodKnobs:
+    async def _sync_pod(self, target: Target, pod: Instance, known: PodKnobs | None) -> PodKnobs:
+        # a pod that we haven't patched would still take a change of an earlier leader: the first call brings our number
+        news = self._client.fence > 0 and (known is None or known.verified[1] != pod.process)
         try:
             document = await self._client.knobs(pod.address, target.token)
             patch, _ = difference(target.knobs_of(pod.name), document)
-            if patch:
+            if patch or news:
                 document = await self._client.patch_knobs(pod.address, target.token, patch, document.revision)
         except AdminError as error:
             return self._failed(target, pod, error)

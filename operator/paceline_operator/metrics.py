@@ -22,6 +22,13 @@ class Metrics:
             "paceline_operator_reconcile_seconds", "Duration of one pass.", buckets=_BUCKETS, registry=registry
         )
         self.queue_length = Gauge("paceline_operator_queue_length", "Services that wait for a pass.", registry=registry)
+        self.queue_seconds = Histogram(
+            "paceline_operator_queue_seconds", "Time that work waited for a worker, by queue.", ["queue"],
+            buckets=_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self.errors = Counter(
+            "paceline_operator_errors", "Passes and looks that failed, by kind of error.", ["kind"], registry=registry
+        )
         self.services = Gauge("paceline_operator_services", "InferenceServices known.", registry=registry)
         self.api_calls = Counter(
             "paceline_operator_api_calls", "Calls to the API server, by verb, kind and code.", ["verb", "kind", "code"],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 __all__ = ["WorkQueue"]
@@ -15,9 +16,14 @@ _LONGEST_RETRY = 60.0  # seconds: an object that can't be applied is tried this 
 
 
 class WorkQueue(Generic[K]):
-    """Level-triggered work: a key says "look at this", never what happened, so that bursts collapse into one look."""
+    """Level-triggered work: a key says "look at this", never what happened, so that bursts collapse into one look.
 
-    def __init__(self) -> None:
+    `waited` is told how many seconds each key waited for a worker.
+    """
+
+    def __init__(self, waited: Callable[[float], object] = lambda _: None) -> None:
+        self._waited = waited
+        self._since: dict[K, float] = {}
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: set[K] = set()
         self._active: set[K] = set()
@@ -36,6 +42,7 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
+            self._since[key] = time.monotonic()
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay: float) -> None:
@@ -65,6 +72,7 @@ class WorkQueue(Generic[K]):
         key = await self._ready.get()
         self._waiting.discard(key)
         self._active.add(key)
+        self._waited(time.monotonic() - self._since.pop(key))
         return key
 
     def done(self, key: K) -> None:

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from operator_kit import MINIMAL, service
 
-from paceline_core.errors import KnobError
+from paceline_core.errors import KnobError, RevisionConflict
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_core.wire import KnobsDocument, KnobsPatch, from_json, to_json
 from paceline_operator.admin_client import AdminClient
@@ -16,6 +16,7 @@ from paceline_operator.knob_sync import KnobState, KnobSync, Target, difference
 from paceline_operator.metrics import Metrics
 from paceline_operator.names import digest
 from paceline_operator.pods import Instance
+from paceline_runtime.knob_store import KnobStore
 
 TOKEN = "right-token"
 
@@ -27,6 +28,7 @@ class FakeAdmin:
         self.current = Knobs()
         self.revision = 1
         self.calls = []
+        self.patches = []
         self.fault = None
         self.lag = False
 
@@ -44,7 +46,8 @@ class FakeAdmin:
         if request.method == "PATCH":
             if request.headers["If-Match"] != f'"{self.revision}"':
                 return web.json_response({"error": {"message": "stale"}}, status=409)
-            patch = from_json(KnobsPatch, await request.json())
+            self.patches.append(await request.json())
+            patch = from_json(KnobsPatch, self.patches[-1])
             try:
                 self.current = self.current.updated(patch.knobs)
             except KnobError as error:
@@ -244,3 +247,48 @@ def test_a_knob_that_an_older_pod_lacks_is_left_out():
 def test_what_is_accepted_counts_as_it_will_be():
     document = KnobsDocument(1, 0, {"maxNumSeqs": 256}, {"maxNumSeqs": "pending"}, {"maxNumSeqs": 8})
     assert difference({"maxNumSeqs": 8}, document) == ({}, [])
+
+
+class Leading:
+    """A leadership with a number, that may be over."""
+
+    def __init__(self, number):
+        self.number, self.over = number, False
+
+    def fence(self):
+        return self.number
+
+    def may_act(self):
+        return not self.over
+
+
+async def test_the_first_look_at_a_process_brings_the_leaders_number_even_if_nothing_differs(admin):
+    leadership = Leading(7)
+    client = AdminClient(timeout=2, concurrency=4, port=admin.port, leadership=leadership)
+    sync = KnobSync(client, Metrics())
+    state = await run(sync, target())
+    assert admin.calls == ["GET", "PATCH"]
+    assert admin.patches == [{"knobs": {}, "fencing": 7, "schemaVersion": 1}]
+    await run(sync, target(), known={"chat-1": state}, verify=True)
+    assert admin.calls[2:] == ["GET"]
+    await run(sync, target(), instance(process="p2"), known={"chat-1": state})
+    assert admin.calls[3:] == ["GET", "PATCH"]
+    await client.close()
+
+
+async def test_a_leader_that_was_followed_sends_no_change(admin):
+    leadership = Leading(7)
+    client = AdminClient(timeout=2, concurrency=4, port=admin.port, leadership=leadership)
+    leadership.over = True
+    state = await run(KnobSync(client, Metrics()), target(maxNumSeqs=8))
+    assert (state.state, admin.calls) == (KnobState.UNREACHABLE, ["GET"])
+    assert admin.current == Knobs()
+    await client.close()
+
+
+def test_a_runtime_refuses_an_earlier_leader_also_where_nothing_was_changed():
+    store = KnobStore(Knobs())
+    store.patch(KnobsPatch({}, fencing=8))
+    with pytest.raises(RevisionConflict, match="a newer leader"):
+        store.patch(KnobsPatch({"maxNumSeqs": 8}, fencing=7))
+    assert store.revision == 1

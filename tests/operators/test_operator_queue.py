@@ -134,3 +134,16 @@ def test_a_list_does_not_undo_what_a_watch_told_while_it_was_under_way():
     store.begin_list()
     store.replace("Pod", [versioned(1, name="old")], None)  # the next one counts
     assert [p["metadata"]["name"] for p in store.all(KEY, "Pod")] == ["old"]
+
+
+async def test_how_long_keys_wait_is_told():
+    waits = []
+    queue = WorkQueue(waits.append)
+    queue.add("a")
+    queue.add("a")
+    await queue.get()
+    queue.add("a")  # comes back when it is released
+    queue.done("a")
+    await queue.get()
+    assert len(waits) == 2
+    assert all(wait >= 0 for wait in waits)
