@@ -49,11 +49,11 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
     lines = [
         "# The tuner on a made-up fleet",
         "",
-        f"**Virtual time**: {len(rows)} services × {hours:g} h, 3 pods each, interval {interval:g} s. The pods run the",
-        "production scheduler on a modelled device with tiles and a context knee, which the tuner's linear model doesn't know.",
-        "Traffic changes its kind half-way. Goodput: requests/s within the objective, in the settled part of each half (from 5",
-        "intervals after the start or the shift on). `best` is the best of 12 fixed settings for that half alone, `vLLM` is",
-        "maxNumSeqs 256 with a budget of 8192.",
+        f"**Virtual time**: {len(rows)} services × {hours:g} h, 3 pods each, interval {interval:g} s. Pods run the",
+        "production scheduler on a modelled device with tiles and a context knee, which the tuner's linear model can't",
+        "tell. Traffic changes its kind half-way. Goodput: requests/s within the objective in the settled part of each half",
+        "(from 5 intervals after the start or the shift on). `best` is the best of 12 fixed settings for that half alone,",
+        "`vLLM` is maxNumSeqs 256 with a budget of 8192.",
         "",
         *_summary(honest),
         "| service | start | traffic | tuned | vLLM | best | best knobs | tuned/best | of vLLM | changes (reverted) | end |",
@@ -73,7 +73,8 @@ def _summary(honest: Sequence[Row]) -> list[str]:
     worst = min((of_baseline(row) for row in honest if row.start == "vllm"), default=1.0)
     changes, reverted = sum(row.changes for row in honest), sum(row.reverted for row in honest)
     return [
-        f"Of {len(shares)} halves, {good} reach {OF_BEST:.0%} of the best fixed setting; median {middle:.1%}, worst {shares[0]:.1%}.",
+        f"Of {len(shares)} halves, {good} reach {OF_BEST:.0%} of the best fixed setting; median {middle:.1%},",
+        f"worst {shares[0]:.1%}.",
         f"Services that start with vLLM's defaults reach at least {worst:.1%} of its goodput over everything.",
         f"{changes} changes in all, {reverted} taken back.",
         "",

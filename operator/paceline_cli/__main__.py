@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str, str, str]] = {
     "local": ("paceline_cli.local", "local", "operator", "Run a control plane, the operator and pods on this machine."),
     "plan": ("paceline_cli.plan", "plan", "", "Say how many replicas of what a load needs, with the arithmetic."),
     "simulate": ("paceline_cli.simulate", "simulate", "", "Replay requests through the scheduler: what would happen if…"),
+    "tune": ("paceline_cli.tune", "tune", "operator", "See what tuning does and why; make its decisions again."),
     "top": ("paceline_cli.top", "top", "operator", "Watch a fleet: load, latency against objectives, the tuner."),
 }
 

@@ -1,0 +1,89 @@
+"""The guard's error rates, by simulation, against what it promises; and which requests it counts."""
+
+import random
+
+import pytest
+
+from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.guard import ALPHA, Verdict, judge, margins, weigh
+from paceline_operator.tuning.objective import Objective
+
+RUNS, BATCHES = 200, 100
+
+
+def verdicts(mean, spread, *, stickiness=0.0):
+    """Return the share of runs per verdict; with stickiness each batch is partly the one before, as queues make it."""
+    counts = dict.fromkeys(Verdict, 0)
+    for seed in range(RUNS):
+        rng, last, differences = random.Random(seed), 0.0, []
+        for _ in range(BATCHES):
+            last = stickiness * last + rng.gauss(0.0, spread)
+            differences.append(max(-1.0, min(1.0, mean + last)))
+        counts[judge(differences).verdict] += 1
+    return {verdict: count / RUNS for verdict, count in counts.items()}
+
+
+# three standard errors of a share of 200 runs beside what is promised
+SLACK = 3 * (ALPHA * (1 - ALPHA) / RUNS) ** 0.5
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
+def test_false_alarms_are_as_rare_as_promised(spread):
+    assert verdicts(-0.02, spread)[Verdict.HARM] <= ALPHA + SLACK
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1, 0.3])
+def test_harm_passes_as_rarely_as_promised(spread):
+    assert verdicts(-0.10, spread)[Verdict.PASS] <= ALPHA + SLACK
+
+
+def test_real_harm_is_seen_soon_and_no_harm_passes():
+    assert verdicts(-0.3, 0.2)[Verdict.HARM] > 0.97
+    assert verdicts(0.0, 0.1)[Verdict.PASS] > 0.97
+    assert judge([-0.5] * 12).verdict is Verdict.HARM
+    assert judge([0.0] * 31).verdict is Verdict.PASS
+    assert judge([0.5] * 12).verdict is Verdict.PASS
+
+
+def test_little_evidence_stays_open():
+    assert judge([]).verdict is Verdict.OPEN
+    assert judge([0.0] * 10).verdict is Verdict.OPEN
+    assert verdicts(0.0, 0.4)[Verdict.HARM] <= ALPHA + SLACK
+
+
+def test_the_first_verdict_stands_whatever_comes_after():
+    assert judge([0.5] * 10 + [-1.0] * 50).verdict is Verdict.PASS
+
+
+def test_a_batch_needs_both_sides():
+    changed = [(t + 0.5, 1.0) for t in range(10)]
+    assert weigh(changed, [], start=0.0, end=10.0, batch=1.0).batches == 0
+    others = [(t + 0.2, 0.5) for t in range(0, 10, 2)]
+    evidence = weigh(changed, others, start=0.0, end=10.0, batch=1.0)
+    assert evidence.batches == 5 and evidence.requests == 9 and evidence.difference == pytest.approx(0.5)
+
+
+def record(outcome="finished", **times):
+    base = {"request_id": "a", "arrival": 100.0, "prompt_tokens": 10, "output_tokens": 11, "epoch": 0, "end_epoch": 0}
+    return RequestRecord(outcome=outcome, **{**base, **times})
+
+
+@pytest.mark.parametrize(
+    ("given", "margin"),
+    [
+        (record(first_token=100.5, end=101.0), 0.0),  # 50 ms per token, just kept; TTFT has half to spare
+        (record(first_token=102.0, end=102.1), -1.0),
+        (record("refused", output_tokens=0), -1.0),
+        (record("unfinished", output_tokens=0), None),  # waits, and still may
+        (record("unfinished", output_tokens=11, first_token=100.1), -0.8),  # 90 ms per token so far
+    ],
+)
+def test_margins_of_requests(given, margin):
+    found = Objective(1.0, 0.05).margin(given, 101.0)
+    assert found is None if margin is None else found == pytest.approx(margin, abs=1e-6)
+
+
+def test_whoever_still_waits_counts_once_waiting_is_too_long():
+    objective, waiting = Objective(1.0, 0.05), record("unfinished", output_tokens=0)
+    assert margins([waiting], objective, 101.5, unknown=-1.0) == []  # not settled yet
+    assert margins([waiting], objective, 103.0, unknown=-1.0) == [(100.0, 0.0)]
