@@ -49,11 +49,6 @@ class AdminClient:
         """The fencing number that changes carry; 0: none."""
         return self._leadership.fence()
 
-    @property
-    def fence(self) -> int:
-        """The fencing number that changes carry; 0: none."""
-        return self._leadership.fence()
-
     async def knobs(self, address: str, token: str) -> KnobsDocument:
         """Return the pod's knobs."""
         return _knobs(await self._call("GET", "/admin/knobs", address, token), address)

@@ -52,8 +52,9 @@ class Controller:
             settings, cluster, self._store, self._classes.book, metrics, self._targets, self._knobs, self._queue.add
         )
         self._reconciler = Reconciler(
-            settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add
-        )
+            settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add,
+            admin.progress,
+        )  # fmt: skip
         self._knob_queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "knobs"))
         self._asked: dict[Key, tuple[Target, list[Instance]]] = {}  # what the last look at a service's pods was about
         self._verify: set[Key] = set()
