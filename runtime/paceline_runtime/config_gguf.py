@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paceline_runtime.gguf_file import GgufFile
+from paceline_runtime.gguf_vocabulary import special_token_ids
 from paceline_runtime.model_config import MAX_LAYERS, LayerConfig, ModelConfig, RopeConfig, bounded
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
-from paceline_runtime.tokenizer_gguf import special_token_ids
 
-__all__ = ["config_from_gguf"]
+__all__ = ["config_from_gguf", "gguf_architecture"]
 
 T = TypeVar("T")
 # every fourth layer of SmolLM3 isn't rotated; every second of Gemma 2's layers and every sixth of Gemma 3's sees everything
@@ -26,6 +26,14 @@ _GEMMA3_PERIOD = 6
 # the depths whose scale of q · k is that of hidden_size / heads instead of the head size (27B of Gemma 2 and of Gemma 3)
 _GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
+
+
+def gguf_architecture(file: GgufFile) -> str:
+    """Return the architecture's name. Raises `UnsupportedModel` for one that isn't known."""
+    architecture = file.value("general.architecture", str)
+    if architecture not in _FAMILIES:
+        raise UnsupportedModel(f"architecture {architecture!r} isn't supported, only {', '.join(_FAMILIES)}")
+    return architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,7 @@ class _Fields:
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     """Return the decoder of a GGUF header. Raises `UnsupportedModel` or `ModelFormatError`."""
-    architecture = file.value("general.architecture", str)
-    if architecture not in _FAMILIES:
-        raise UnsupportedModel(f"architecture {architecture!r} isn't supported, only {', '.join(_FAMILIES)}")
+    architecture = gguf_architecture(file)
     fields = _Fields(file, architecture)
     if file.metadata.get(f"{architecture}.expert_count"):
         raise UnsupportedModel("mixture-of-experts models (expert_count) aren't supported")

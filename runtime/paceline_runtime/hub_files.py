@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
@@ -16,16 +15,16 @@ _DESCRIBING = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "additional_chat_templates/*.jinja",
 )
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def describing_files(names: Iterable[str]) -> list[str]:
     """Return the files that say what the model is and how it reads text."""
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _DESCRIBING)]
+    return [name for name in names if name in _DESCRIBING]
 
 
 def weight_files(names: Collection[str], indexed: Collection[str] | None, where: str) -> list[str]:

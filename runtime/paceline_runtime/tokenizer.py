@@ -9,15 +9,22 @@ from typing import Any
 import tokenizers
 
 from paceline_runtime.chat_template import ChatTemplate
+from paceline_runtime.config_gguf import gguf_architecture
+from paceline_runtime.config_hugging_face import config_from_hugging_face
 from paceline_runtime.gguf_file import GgufFile, read_gguf
+from paceline_runtime.gguf_vocabulary import special_token_ids
+from paceline_runtime.json_fields import JsonFields
 from paceline_runtime.model_errors import ChatTemplateError, ModelFormatError, ModelNotFound
 from paceline_runtime.model_files import ModelKind, locate_model
 from paceline_runtime.model_json import read_json
 from paceline_runtime.token_bytes import TokenBytes
-from paceline_runtime.tokenizer_gguf import build_tokenizer, special_token_ids
+from paceline_runtime.tokenizer_gguf import build_tokenizer
 
 __all__ = ["Detokenizer", "Tokenizer", "load_tokenizer"]
 
+# what a chat template may name
+_CONSTANTS = ("bos_token", "eos_token", "unk_token", "pad_token")
+_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "tekken.json")
 _REPLACEMENT = "\ufffd"
 # Tokens after which unfinished bytes are given out as they are: a UTF-8 character has at most four bytes, so eight tokens
 # that complete none aren't one.
@@ -127,6 +134,7 @@ def load_tokenizer(uri: str, revision: str | None = None) -> Tokenizer:
 
 
 def _from_gguf(file: GgufFile) -> Tokenizer:
+    gguf_architecture(file)  # what can't be run is said first
     backend = build_tokenizer(file)
     template = file.value("tokenizer.chat_template", str, "")
     constants = {
@@ -140,27 +148,32 @@ def _from_gguf(file: GgufFile) -> Tokenizer:
 def _from_folder(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ModelNotFound(f"{folder} holds no tokenizer.json")
+        config_from_hugging_face(read_json(folder / "config.json"))  # what can't be run is said first
+        other = next((f" (only {name}, which isn't read)" for name in _OTHER_TOKENIZERS if (folder / name).is_file()), "")
+        raise ModelNotFound(f"{folder} holds no tokenizer.json{other}")
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ModelFormatError(f"tokenizer.json can't be read: {error}") from error
-    settings = read_json(folder / "tokenizer_config.json")
-    constants = {key: _token_text(settings[key]) for key in ("bos_token", "eos_token") if settings.get(key)}
+    settings = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    constants = {key: _token_text(key, settings[key]) for key in _CONSTANTS if settings.get(key)}
     return Tokenizer(backend, _eos_ids(folder, backend, constants), _template_text(folder, settings), constants)
 
 
-def _token_text(token: Any) -> str:
+def _token_text(key: str, token: Any) -> str:
     """Return a special token's text, which is stored plainly or as an object."""
-    return str(token["content"] if isinstance(token, dict) else token)
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise ModelFormatError(f"tokenizer_config.json: {key} must be a text or an object with its content")
+    return text
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, constants: Mapping[str, str]) -> tuple[int, ...]:
     """Return the end-of-text ids: what generation uses wins over what the model or the tokenizer was configured with."""
     for name in ("generation_config.json", "config.json"):
-        ids = read_json(folder / name).get("eos_token_id")
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        ids = JsonFields(read_json(folder / name), name).token_ids("eos_token_id")
+        if ids:
+            return ids
     token = backend.token_to_id(constants.get("eos_token", ""))
     return () if token is None else (token,)
 
@@ -169,8 +182,18 @@ def _template_text(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the chat template: a file of its own (newer models) or a field, plain or a list of named ones."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
+        return _text_of(path)
+    template = settings.get("chat_template") or read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        return next((str(item["template"]) for item in template if item.get("name") == "default"), None)
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default") or next(iter(named.values()), None)
+    if template is not None and not isinstance(template, str):
+        raise ModelFormatError("tokenizer_config.json: chat_template must be a text or a list of named ones")
     return template
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path} isn't UTF-8: {error}") from error

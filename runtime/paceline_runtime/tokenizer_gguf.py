@@ -8,21 +8,27 @@ numbers or spaces otherwise than the model has learnt.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from paceline_runtime.gguf_file import GgufFile
+from paceline_runtime.gguf_vocabulary import add_special_pieces, read_vocabulary, texts_of
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
+from paceline_runtime.tokenizer_sentencepiece import build_sentencepiece
 
-__all__ = ["build_tokenizer", "special_token_ids"]
+__all__ = ["build_tokenizer"]
 
-_CONTROL, _USER_DEFINED = 3, 4
-
+# Patterns of the models' own tokenizers. The first is GPT-4's, with up to three digits in a piece.
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_PATTERN = _LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+SUFFIX|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*SUFFIX"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O_PATTERN = _CASED_WORDS.replace("SUFFIX", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?") + r"|\p{N}{1,3}" + _REST
+_TEKKEN_PATTERN = _CASED_WORDS.replace("SUFFIX", "") + r"|\p{N}" + _REST
 
 
 def _byte_level() -> pre_tokenizers.PreTokenizer:
@@ -38,52 +44,63 @@ def _pattern_then_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _byte_level,
-    "smollm": _digits_then_bytes,
-    "llama-bpe": lambda: _pattern_then_bytes(_LLAMA3_PATTERN),
-    "llama3": lambda: _pattern_then_bytes(_LLAMA3_PATTERN),
-    "qwen2": lambda: _pattern_then_bytes(_QWEN2_PATTERN),
+@dataclass(frozen=True, slots=True)
+class _Pre:
+    """What a pre-tokenizer's name implies."""
+
+    make: Callable[[], pre_tokenizers.PreTokenizer]
+    ignore_merges: bool = False  # a piece that is in the vocabulary is a token, whatever the merges say
+    bos: bool = False  # a begin token comes first, where the file says nothing
+    nfc: bool = False  # characters are composed first
+
+
+def _pattern(pattern: str, **options: bool) -> _Pre:
+    return _Pre(lambda: _pattern_then_bytes(pattern), **options)
+
+
+_GPT2, _QWEN2 = _Pre(_byte_level), _pattern(_QWEN2_PATTERN, nfc=True)
+_LLAMA3 = _pattern(_LLAMA3_PATTERN, ignore_merges=True, bos=True)
+_PRE_TOKENIZERS: dict[str, _Pre] = {
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "smollm": _Pre(_digits_then_bytes),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "dbrx": _pattern(_LLAMA3_PATTERN),  # Phi-4
+    "smaug-bpe": _pattern(_LLAMA3_PATTERN),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": _pattern(_GPT4O_PATTERN),  # Phi-4-mini
+    "tekken": _pattern(_TEKKEN_PATTERN, ignore_merges=True, bos=True),  # Mistral Nemo
 }
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
     """Return the tokenizer that the metadata describe. Raises `UnsupportedModel` or `ModelFormatError`."""
     model = file.value("tokenizer.ggml.model", str)
+    if model == "llama":
+        return build_sentencepiece(file)
     if model != "gpt2":
-        raise UnsupportedModel(f"{file.path}: tokenizer model {model!r} isn't supported, only byte-level BPE ('gpt2')")
-    pre = file.value("tokenizer.ggml.pre", str, "gpt-2")
-    if pre not in _PRE_TOKENIZERS:
-        known = ", ".join(_PRE_TOKENIZERS)
-        raise UnsupportedModel(f"{file.path}: pre-tokenizer {pre!r} isn't supported, only {known}")
-    tokens = _texts(file, "tokenizer.ggml.tokens")
-    tokenizer = Tokenizer(_bpe(file, tokens, ignore_merges=pre in ("llama-bpe", "llama3")))
-    tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+        raise UnsupportedModel(
+            f"{file.path}: tokenizer model {model!r} isn't supported, only 'gpt2' and 'llama' (SentencePiece)"
+        )
+    name = file.value("tokenizer.ggml.pre", str, "gpt-2")
+    if name not in _PRE_TOKENIZERS:
+        raise UnsupportedModel(f"{file.path}: pre-tokenizer {name!r} isn't supported, only {', '.join(_PRE_TOKENIZERS)}")
+    pre, vocabulary = _PRE_TOKENIZERS[name], read_vocabulary(file)
+    tokenizer = Tokenizer(_bpe(file, vocabulary.tokens, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre.make()
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(_added_tokens(file, tokens))
-    _add_bos(file, tokens, tokenizer)
+    tokenizer.add_tokens(vocabulary.added())
+    add_special_pieces(file, vocabulary.tokens, tokenizer, bos=pre.bos)
     return tokenizer
 
 
-def special_token_ids(file: GgufFile, *names: str) -> tuple[int, ...]:
-    """Return the ids that the metadata give for `names` (`eos`, `eot`, `bos`), without those that are absent."""
-    vocabulary = len(_texts(file, "tokenizer.ggml.tokens"))
-    keys = [f"tokenizer.ggml.{name}_token_id" for name in names]
-    ids = [file.value(key, int) for key in keys if key in file.metadata]
-    if not all(0 <= token < vocabulary for token in ids):
-        raise ModelFormatError(f"{file.path}: a special token's id is outside the vocabulary of {vocabulary}")
-    return tuple(dict.fromkeys(ids))
-
-
-def _texts(file: GgufFile, key: str) -> list[str]:
-    texts: list[Any] = file.value(key, list)
-    if not texts or not isinstance(texts[0], str):  # arrays have one type
-        raise ModelFormatError(f"{file.path}: {key} must be a list of texts")
-    return texts
-
-
 def _bpe(file: GgufFile, tokens: list[str], *, ignore_merges: bool) -> models.BPE:
-    merges = [_pair(merge) for merge in _texts(file, "tokenizer.ggml.merges")]
+    merges = [_pair(merge) for merge in texts_of(file, "tokenizer.ggml.merges")]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     try:
         return models.BPE(vocabulary, merges, byte_fallback=False, ignore_merges=ignore_merges)
@@ -94,26 +111,3 @@ def _bpe(file: GgufFile, tokens: list[str], *, ignore_merges: bool) -> models.BP
 def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
-
-
-def _added_tokens(file: GgufFile, tokens: list[str]) -> list[AddedToken]:
-    """Return the tokens that match as whole texts; control tokens are also left out of decoded text."""
-    types: list[Any] = file.value("tokenizer.ggml.token_type", list, [])
-    if types and len(types) != len(tokens):
-        raise ModelFormatError(f"{file.path}: {len(types)} token types for {len(tokens)} tokens")
-    return [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=bool(types))
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
-
-
-def _add_bos(file: GgufFile, tokens: list[str], tokenizer: Tokenizer) -> None:
-    bos = special_token_ids(file, "bos")
-    wanted = file.value("tokenizer.ggml.add_bos_token", bool, default=False)
-    if bos and wanted:
-        text = tokens[bos[0]]
-        # an explicit piece, since the text form would split a token with spaces in it
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[text, "$A"], pair=[text, "$A", "$B:1"], special_tokens=[(text, bos[0])]
-        )

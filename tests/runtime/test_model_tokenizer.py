@@ -159,8 +159,8 @@ def test_pre_tokenizers(tmp_path, pre, text, pieces):
 
 
 def test_unsupported_tokenizers(tmp_path):
-    with pytest.raises(UnsupportedModel, match="tokenizer model 'llama'"):
-        load_tokenizer(tokenizer_gguf(tmp_path, model="llama"))
+    with pytest.raises(UnsupportedModel, match="tokenizer model 'bert'"):
+        load_tokenizer(tokenizer_gguf(tmp_path, model="bert"))
     with pytest.raises(UnsupportedModel, match="pre-tokenizer 'chameleon'"):
         load_tokenizer(tokenizer_gguf(tmp_path, pre="chameleon"))
 
