@@ -127,6 +127,23 @@ def test_a_service_answers_from_the_runtimes_image(stack, fleet):
     assert clients.failures == []
 
 
+def test_the_webhook_refuses_what_cannot_work(stack, fleet):
+    document = stack.adapt(manifest("bad", stack.namespace, batching={"maxNumSeqs": 64, "maxNumBatchedTokens": 8}))
+    place = ("paceline.io", "v1alpha1", stack.namespace, "inferenceservices")
+
+    def refused():
+        try:
+            stack.custom.create_namespaced_custom_object(*place, document, dry_run="All")
+        except client.ApiException as error:
+            return error.body
+        return None
+
+    # it fails open until the operator has told the API server whom to trust
+    said = eventually(refused, "the webhook is asked", timeout=60)
+    assert "spec.batching.maxNumBatchedTokens" in said
+    assert "64" in said
+
+
 def test_the_other_operator_takes_over(stack, fleet):
     before = stack.container_ids(NAME)
     first = eventually(stack.leader, "a leader")
