@@ -20,6 +20,9 @@ __all__ = ["Admission"]
 
 # A forecast is off by a factor of two at worst in practice; a deadline is called hopeless only beyond that.
 _DOUBT = 0.5
+# Seconds that the API process may be behind the engine. Where it has too little of a CPU, an unbounded lag would grow until
+# every client has given up; what is here already catches up once nothing new comes.
+MAX_LAG = 5.0
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class Admission:
             raise unavailable(f"not ready: engine {self.client.state}", "not_ready", "2")
         if self.low_memory:
             raise unavailable("the server's memory is nearly full: come back later", "low_memory", "5")
+        if self.client.lag > MAX_LAG:
+            raise _busy("the server is behind with sending what was generated", "overloaded", self.client.lag)
         wait = self.predicted_wait(options.priority)
         self._check_queue(wait)
         if options.timeout is not None and wait * _DOUBT > options.timeout:

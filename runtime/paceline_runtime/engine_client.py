@@ -84,6 +84,7 @@ class EngineClient:
         self.gauges = Gauges()
         self.step_model: StepModelDocument | None = None
         self.starts = 0
+        self.lag = 0.0  # seconds from the end of the last step until this process looked at what came of it
         self.engine_pid: int | None = None
         self._instance = f"{time.time_ns():x}"
 
@@ -256,6 +257,8 @@ class EngineClient:
             if (sequence := self._live.pop(ended.seq_id, None)) is not None:
                 self._listener.sequence_ended(sequence, ended)
                 sequence.end(ended)
+        if output.step is not None:
+            self.lag = now - output.step.end if self._live else 0.0  # nothing is left to be behind with
         self._listener.stepped(output.step, output.gauges, output.members)
         if output.members is not None and now > self._timeline_until:
             self._send_timeline(on=False)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,7 @@ from paceline_runtime.settings import EngineSettings, SettingsError
 
 __all__ = ["EngineLink"]
 
+_AT_ONCE = 64  # messages that are taken before readers get their turn: about a second of steps, some milliseconds of work
 _LAST_WORDS_MS = 100  # local sockets deliver at once; this only lets the reader run after the process has ended
 
 
@@ -93,12 +94,22 @@ class EngineLink:
                 if received.done():
                     self._remove_folder()
                     yield decode_from_engine(received.result())
+                    for data in self._backlog():
+                        yield decode_from_engine(data)
                 else:
                     received.cancel()
             while await self._inbox.poll(_LAST_WORDS_MS):
                 yield decode_from_engine(await self._inbox.recv())
         finally:
             ended.cancel()
+
+    def _backlog(self) -> Iterator[bytes]:
+        """Yield what has come meanwhile: a process that is behind then writes several tokens at once to each client."""
+        for _ in range(_AT_ONCE):
+            received = asyncio.ensure_future(self._inbox.recv(zmq.NOBLOCK))
+            if received.exception() is not None:  # with this flag it is done at once: nothing is left
+                return
+            yield received.result()
 
     @property
     def exit_text(self) -> str:

@@ -141,6 +141,7 @@ def _build_service(settings: RuntimeSettings, tokens: TokenFile | None) -> Servi
         recorder.tracing = open_tracing(settings.otlp_traces_endpoint, settings.served_model_name)
     admission = Admission(settings, knobs, client, drain, recorder)
     metrics.gauge("predicted_wait").set_function(admission.predicted_wait)
+    metrics.gauge("lag").set_function(lambda: client.lag)
     return Service(settings, knobs, metrics, log, recorder, client, drain, admission)
 
 

@@ -22,10 +22,24 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from paceline_core.request import BATCH_PRIORITY
-from paceline_core.wire import ObserveDocument, RequestRecord, TimelineDocument, from_json
+from paceline_core.causes import PARTS
+from paceline_core.knobs import Knobs
+from paceline_core.request import BATCH_PRIORITY, FinishReason
+from paceline_core.wire import Gauges, ObserveDocument, RequestRecord, TimelineDocument, from_json
 from paceline_runtime import api_middleware, http_protocol
+from paceline_runtime.admission import Admission
+from paceline_runtime.api_errors import ApiError
+from paceline_runtime.call_options import CallOptions
 from paceline_runtime.drain import Drain
+from paceline_runtime.engine_client import EngineClient, EngineState
+from paceline_runtime.knob_store import KnobStore
+from paceline_runtime.messages import SequenceEnded, StepOutput, StepStatistics
+from paceline_runtime.metrics import RuntimeMetrics
+from paceline_runtime.observe import ObserveLog
+from paceline_runtime.recorder import Recorder
+from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.sequence import LiveSequence, Submission
+from paceline_runtime.settings import EngineSettings, RuntimeSettings
 
 # one sequence at a time, 50 ms a token
 ONE_SLOT = ("--max-num-seqs", "1")
@@ -80,6 +94,24 @@ def test_a_queue_that_is_full_by_count(start_runtime) -> None:
         assert int(answer.headers["retry-after"]) >= 1
         assert runtime.metric("paceline_predicted_wait_seconds") > 0
         assert [w.result().status_code for w in waiting] == [200, 200]
+
+
+def test_a_server_that_is_behind_takes_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = RuntimeSettings(EngineSettings(None, {}), "m")
+    knobs = KnobStore(Knobs())
+    recorder = Recorder(RuntimeMetrics("m"), ObserveLog(), knobs, b"k", 1.0)
+    client = EngineClient(settings.engine, knobs, recorder)
+    admission = Admission(settings, knobs, client, Drain(0, 0, lambda: None), recorder)
+    client.state = EngineState.READY
+    step = StepStatistics(time.monotonic() - 8.5, 0.01, 0, 1, 0, 1, 0)
+    client._live[1] = LiveSequence(1, Submission("r", [1], SamplingParams(), 0.0), 0)
+    client._stepped(StepOutput({1: (5,)}, [], Gauges(running=1), step))
+    with pytest.raises(ApiError) as error:
+        admission.check(CallOptions("r"))
+    ended = SequenceEnded(1, FinishReason.LENGTH, 1, time.monotonic(), parts=(0.0,) * len(PARTS))
+    client._stepped(StepOutput({}, [ended], Gauges(), step))
+    assert admission.check(CallOptions("r")) == 0.0  # nothing is left to be behind with
+    assert (error.value.status, error.value.code, error.value.headers["Retry-After"]) == (429, "overloaded", "9")
 
 
 def test_hopeless_work_is_refused_before_it_waits(start_runtime) -> None:
