@@ -24,7 +24,7 @@ from paceline_local.pki import write_pki
 ROOT = Path(__file__).parents[1]
 HOST = "127.0.0.1"
 APPLY, MERGE, JSON = "application/apply-patch+yaml", "application/merge-patch+json", "application/json"
-_START_S = 90.0
+_START_S = 240.0  # of the programs and of the CRDs, on a machine that has much else to do
 
 
 class RealPlane:
