@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving_process import SLOW, RuntimeProcess, events, eventually
 
-from paceline_runtime.api_schema import CompletionRequest
+from paceline_runtime.api_schema import CompletionRequest, EmbeddingRequest
+from paceline_runtime.api_tokens import DetokenizeRequest, TokenizeRequest
 from paceline_runtime.backend import CLOCK_TEXT
 from paceline_runtime.chat_schema import ChatRequest
 
@@ -176,8 +177,32 @@ BAD_BODIES = [
     ("unknown argument", {"temprature": 1}, 400, "temprature"),
     ("no choices", {"n": 0}, 400, "n"),
     ("more choices than one request may have", {"n": 129, "prompt": ["a", "b"]}, 400, "n"),
-    ("logprobs", {"logprobs": 3}, 400, "logprobs"),
-    ("a penalty", {"frequency_penalty": 0.5}, 400, "frequency_penalty"),
+    ("more logprobs than there are", {"logprobs": 21}, 400, "logprobs"),
+    ("logprobs as a switch", {"logprobs": True}, 400, "logprobs"),
+    ("a penalty out of range", {"frequency_penalty": 2.5}, 400, "frequency_penalty"),
+    ("another penalty out of range", {"presence_penalty": -3}, 400, "presence_penalty"),
+    ("a repetition penalty of nothing", {"repetition_penalty": 0}, 400, "repetition_penalty"),
+    ("min_p above one", {"min_p": 1.5}, 400, "min_p"),
+    ("a bias out of range", {"logit_bias": {"5": 101}}, 400, "logit_bias"),
+    ("a bias of a word", {"logit_bias": {"yes": 1}}, 400, "logit_bias.yes.[key]"),
+    ("best_of beyond n", {"best_of": 2}, 400, "best_of"),
+    ("a suffix", {"suffix": "end"}, 400, "suffix"),
+    ("ignored end and a grammar", {"ignore_eos": True, "guided_regex": "a"}, 400, "ignore_eos"),
+    ("two grammars", {"guided_regex": "a", "guided_choice": ["b"]}, 400, "structured_outputs"),
+    ("a broken regular expression", {"guided_regex": "("}, 400, "structured_outputs"),
+    ("a schema of no type", {"guided_json": {"type": "wizard"}}, 400, "structured_outputs"),
+    ("a schema with no value", {"guided_json": {"type": "integer", "minimum": 5, "maximum": 1}}, 400, "structured_outputs"),
+    ("a schema that points nowhere", {"guided_json": {"$ref": "#/$defs/x"}}, 400, "structured_outputs"),
+    ("a schema that points elsewhere", {"guided_json": {"$ref": "http://example.com/"}}, 400, "structured_outputs"),
+    ("an unsupported keyword", {"guided_json": {"not": {"type": "string"}}}, 400, "structured_outputs"),
+    (
+        "a schema of a megabyte",
+        {"guided_json": {"enum": ["a long word"] * 90_000}},
+        400,
+        "structured_outputs",
+    ),
+    ("a schema without one", {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+    ("an unknown format", {"response_format": {"type": "xml"}}, 400, "response_format.type"),
     ("stream options without a stream", {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     ("a prompt of a wrong type", {"prompt": 5}, 400, "prompt"),
     ("a stop text of a wrong type", {"stop": [1]}, 400, "stop"),
@@ -200,6 +225,14 @@ def test_bad_parameters(shared_runtime: RuntimeProcess, what: str, change: dict,
     assert "Value error" not in error["message"]
 
 
+USER = {"role": "user", "content": "x"}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "a", "arguments": "{}"}}
+
+
+def tool(name: str, parameters: dict | None = None) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 @pytest.mark.parametrize("messages", [[], None, "hi", [{"role": "wizard", "content": "x"}], [{"content": "x"}], [5]])
 def test_bad_messages(shared_runtime: RuntimeProcess, messages: object) -> None:
     answer = shared_runtime.http.post("/v1/chat/completions", json={"messages": messages})
@@ -219,7 +252,30 @@ def test_bad_messages(shared_runtime: RuntimeProcess, messages: object) -> None:
             "messages.0.content",
             'expected a text or a list of {"type": "text", "text": …}',
         ),
-        ("chat/completions", {"messages": [], "tools": [{}]}, "tools", "doesn't support 'tools' (other than null or [])"),
+        ("chat/completions", {"messages": [USER], "tools": [{}]}, "tools.0.type", "Missing required parameter"),
+        ("chat/completions", {"messages": [USER], "tools": [tool("a b")]}, "tools.0.function.name", "should match pattern"),
+        ("chat/completions", {"messages": [USER], "tools": [tool("a"), tool("a")]}, "tools", "the same name"),
+        ("chat/completions", {"messages": [USER], "tools": [tool("a")], "tool_choice": "any"}, "tool_choice", '"required"'),
+        ("chat/completions", {"messages": [USER], "tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+        (
+            "chat/completions",
+            {"messages": [USER], "tools": [tool("a")], "tool_choice": {"type": "function", "function": {"name": "b"}}},
+            "tool_choice",
+            "isn't among the tools",
+        ),
+        (
+            "chat/completions",
+            {"messages": [USER], "tools": [tool("a", {"type": "wizard"})], "tool_choice": "required"},
+            "tools",
+            "wizard",
+        ),
+        ("chat/completions", {"messages": [{**USER, "role": "tool"}]}, "messages.0", "'tool_call_id' goes with"),
+        ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": []}]}, "messages.0.tool_calls", "at least 1"),
+        ("chat/completions", {"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0", "'assistant' only"),
+        ("chat/completions", {"messages": [USER], "top_logprobs": 2}, "top_logprobs", "needs 'logprobs': true"),
+        ("embeddings", {"input": []}, "input", "expected a text, token ids"),
+        ("embeddings", {"input": "x", "encoding_format": "hex"}, "encoding_format", "should match pattern"),
+        ("embeddings", {"input": "x"}, "model", "gives no embeddings"),
     ],
 )
 def test_messages_say_what_is_expected(
@@ -256,20 +312,24 @@ ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, "n", "tools", "logit_bias", "user", "speed"})
+KINDS = {
+    "/v1/completions": (CompletionRequest, {"prompt": "x", "max_tokens": 2}),
+    "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}),
+    "/v1/embeddings": (EmbeddingRequest, {"input": "x"}),
+    "/tokenize": (TokenizeRequest, {"prompt": "x"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
+}
+OTHERS = ["user", "speed", "functions", "guided_json", "guided_regex"]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    path=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
-    fields=st.dictionaries(st.sampled_from(FIELDS), ANY, max_size=4),
-)
-def test_no_body_makes_it_fail(shared_runtime: RuntimeProcess, path: str, fields: dict) -> None:
-    body = (
-        {"prompt": "x", "max_tokens": 2} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
-    )
+@given(data=st.data(), path=st.sampled_from(sorted(KINDS)))
+def test_no_body_makes_it_fail(shared_runtime: RuntimeProcess, data: st.DataObject, path: str) -> None:
+    kind, body = KINDS[path]
+    names = [field.alias or name for name, field in kind.model_fields.items()]
+    fields = data.draw(st.dictionaries(st.sampled_from(names + OTHERS), ANY, max_size=4))
     answer = shared_runtime.http.post(
-        path, content=json.dumps({**body, "max_tokens": 2, **fields}), headers={"Content-Type": "application/json"}
+        path, content=json.dumps({**body, **fields}), headers={"Content-Type": "application/json"}
     )
     assert answer.status_code < 500, answer.text
     assert answer.status_code == 200 or answer.json()["error"]["message"]
@@ -405,6 +465,7 @@ def test_metrics_carry_vllm_names(shared_runtime: RuntimeProcess) -> None:
 
 
 def test_openapi_names_the_bodies(shared_runtime: RuntimeProcess) -> None:
-    paths = shared_runtime.http.get("/openapi.json").json()["paths"]
-    schema = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert "max_tokens" in json.dumps(schema)
+    document = shared_runtime.http.get("/openapi.json").json()
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    named = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    assert {"prompt", "max_tokens", "user", "suffix"} <= named["properties"].keys()
