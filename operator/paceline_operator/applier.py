@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import time
 from typing import Any
 
 from paceline_operator.api_kinds import KINDS, OPTIONAL
@@ -19,15 +20,16 @@ from paceline_operator.contest import Contest, Contests, last_writer
 from paceline_operator.drift import drift, is_left_over, is_owned_by, project
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, UPGRADE
+from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, ROTATE, TOKENS, UPGRADE, base_name
 from paceline_operator.outcome import Applied, FetchState, Trouble
 from paceline_operator.pods import is_mounting
 from paceline_operator.render import missing_kinds, render
 from paceline_operator.rollout import rollout_of
+from paceline_operator.rotation import Salts, salts_of
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.store import Key, Store
-from paceline_operator.turns import Turns, in_turn
+from paceline_operator.turns import Turns, in_turn, with_notes
 from paceline_operator.upgrade import hold
 
 __all__ = ["Applier"]
@@ -46,6 +48,7 @@ class Applier:
     metrics: Metrics
     clock: Callable[[], float]
     turns: Turns
+    wall: Callable[[], float] = time  # seconds since 1970
     # the server's own form of what we applied, where it writes things in another way, by child: (stamp, fields)
     _accepted: dict[tuple[Key, str], tuple[str, Any]] = field(default_factory=dict)
     _secrets: dict[Key, float] = field(default_factory=dict)
@@ -62,14 +65,17 @@ class Applier:
     async def apply(self, key: Key, service: InferenceService, annotations: Mapping[str, str]) -> Applied:
         """Apply what differs. Raises `ApiUnavailable` if the API server can't be reached."""
         apis = self.cluster.apis
-        secret, *others, fresh = render(service, self.settings, apis, upgrade=annotations.get(UPGRADE, ""))
-        live = self.store.get(key, "Deployment", fresh["metadata"]["name"])
+        live = self.store.get(key, "Deployment", base_name(service.name))
         live = live if live is not None and is_owned_by(live, service.uid) else None
+        salts = self._salts(live, annotations.get(ROTATE, ""))
+        upgrade = annotations.get(UPGRADE, "")
+        secret, *others, fresh = render(service, self.settings, apis, upgrade=upgrade, salts=salts.accepted)
         deployment, held = hold(fresh, live)
         deployment, waiting = self._in_turn(key, service, deployment, live)
         fetch = fetch_of(service, self.store.get(key, "Job", fetch_name(service))) if has_fetch(service, apis) else None
         if fetch is not None and fetch.state is not FetchState.READY:
             deployment = parked(deployment, live)
+        deployment = with_notes(deployment, salts.notes())
         failure, troubles = await self._apply_all(key, service, secret, [*others, deployment], live)
         contests = self._open_contests(key)
         return Applied(
@@ -80,9 +86,17 @@ class Applier:
             troubles=troubles,
             missing=tuple(missing_kinds(service, self.settings, apis)),
             contested=tuple(_contest_words(kind, contest) for kind, contest in contests.items()),
-            again=min((self._again(contest) for contest in contests.values()), default=None),
+            again=min([self._again(contest) for contest in contests.values()] + self._until(salts), default=None),
+            salt=salts.calling,
             fetch=fetch,
         )
+
+    def _salts(self, live: Manifest | None, wanted: str) -> Salts:
+        recorded = None if live is None else (live["metadata"].get("annotations") or {}).get(TOKENS, "")
+        return salts_of(recorded, wanted, self.wall())
+
+    def _until(self, salts: Salts) -> list[float]:
+        return [] if salts.previous is None else [max(0.0, salts.until - self.wall())]
 
     def _in_turn(
         self, key: Key, service: InferenceService, deployment: Manifest, live: Manifest | None

@@ -26,9 +26,11 @@ __all__ = [
     "PLURAL",
     "RESTART_HASH",
     "REVISION",
+    "ROTATE",
     "SERVICE_LABEL",
     "SHORT_NAME",
     "TEMPLATE",
+    "TOKENS",
     "TUNER_MANAGER",
     "TURN",
     "UPGRADE",
@@ -68,6 +70,9 @@ OWN = "paceline.io/own-spec"
 TURN = "paceline.io/class-turn"
 # on the InferenceService: any new value rolls the pods to what this version of the operator would make of the spec
 UPGRADE = "paceline.io/upgrade"
+# there too: any new value rotates the admin token; on the Deployment: the salts of the tokens that count
+ROTATE = "paceline.io/rotate-admin-token"
+TOKENS = "paceline.io/admin-tokens"
 NAME_LABEL = "app.kubernetes.io/name"
 FETCHER = "paceline-fetch"  # the name of pods that fetch a model: no Service, budget or Deployment selects them
 _LONGEST = 63  # of a Service's name and of a label's value

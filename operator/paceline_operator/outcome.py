@@ -43,4 +43,5 @@ class Applied:
     missing: tuple[str, ...] = ()
     contested: tuple[str, ...] = ()
     again: float | None = None
+    salt: str = ""  # of the admin token to call with
     fetch: Fetch | None = None

@@ -121,7 +121,7 @@ class Reconciler:
         return found
 
     def _target(self, service: InferenceService, found: Effective, applied: Applied) -> Target:
-        wire, token = knobs_to_wire(found.knobs), admin_token(self.settings.operator_key, service.uid)
+        wire, token = knobs_to_wire(found.knobs), admin_token(self.settings.operator_key, service.uid, applied.salt)
         trying = self._trying(service, found)
         about = digest([wire, sorted(trying.pods), dict(trying.knobs)] if trying.pods else wire)
         return Target(wire, about, applied.restart_hash, token, trying.pods, trying.knobs)

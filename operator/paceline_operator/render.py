@@ -31,14 +31,16 @@ _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _HISTORY = 3  # old ReplicaSets kept for a rollback
 
 
-def render(service: InferenceService, settings: Settings, apis: Apis, *, upgrade: str = "") -> tuple[Manifest, ...]:
+def render(
+    service: InferenceService, settings: Settings, apis: Apis, *, upgrade: str = "", salts: tuple[str, ...] = ("",)
+) -> tuple[Manifest, ...]:
     """Return the service's children in the order in which they have to exist; those that the server doesn't have are left
-    out. `upgrade` is the value of the service's upgrade annotation.
+    out. `upgrade` is the value of the service's upgrade annotation, `salts` those of the admin tokens that count.
 
     Each is a whole apply configuration: a field that is left out here is given up.
     """
     base = base_name(service.name)
-    secret = stamped(child_of(service, "v1", "Secret", _secret(service, settings), f"{base}-admin"))
+    secret = stamped(child_of(service, "v1", "Secret", _secret(service, settings, salts), f"{base}-admin"))
     knobs = {"data": {KNOBS_FILE: knobs_document(service)}}
     others = [
         child_of(service, "v1", "ServiceAccount", {"automountServiceAccountToken": False}),
@@ -98,8 +100,8 @@ def service_url(service: InferenceService) -> str:
     return f"http://{base_name(service.name)}.{service.namespace}.svc:{HTTP_PORT}"
 
 
-def _secret(service: InferenceService, settings: Settings) -> Manifest:
-    token = admin_token(settings.operator_key, service.uid)
+def _secret(service: InferenceService, settings: Settings, salts: tuple[str, ...]) -> Manifest:
+    token = "\n".join(admin_token(settings.operator_key, service.uid, salt) for salt in salts)
     return {"type": SECRET_TYPE, "data": {"token": b64encode(token.encode()).decode()}}
 
 

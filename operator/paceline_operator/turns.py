@@ -15,7 +15,7 @@ from paceline_operator.names import INPUTS, OWN, TURN
 from paceline_operator.store import Key
 from paceline_operator.upgrade import held_back, recorded
 
-__all__ = ["Turns", "in_turn"]
+__all__ = ["Turns", "in_turn", "with_notes"]
 
 
 class Turns:
@@ -76,7 +76,11 @@ def in_turn(
     return held_back(deployment, kept, {name: have[name] for name in (INPUTS, TURN) if name in have}), True
 
 
-def _marked(deployment: Manifest) -> Manifest:
+def with_notes(deployment: Manifest, notes: Mapping[str, str]) -> Manifest:
+    """Return the Deployment with further annotations."""
     meta = deployment["metadata"]
-    annotations = meta["annotations"] | {TURN: meta["annotations"][INPUTS]}
-    return deployment | {"metadata": meta | {"annotations": annotations}}
+    return deployment | {"metadata": meta | {"annotations": {**meta["annotations"], **notes}}}
+
+
+def _marked(deployment: Manifest) -> Manifest:
+    return with_notes(deployment, {TURN: deployment["metadata"]["annotations"][INPUTS]})
