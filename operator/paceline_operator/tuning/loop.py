@@ -182,9 +182,12 @@ class Tuner:
         now, interval = self.clock(), self.settings.tuning_interval
         live = self.store.get(key, "ConfigMap", tuned_name(tuned.service.name))
         found = effective(tuned.service, read_override(live))
+        trial = tuned.brain.state.trial
+        # a target from before the trial began or ended says nothing about whether pods have taken it over
+        current = target.trial_pods == frozenset(trial.pods if trial is not None else ())
         situation = situation_of(
-            tuned.service, found, instances(self.store.all(key, "Pod")), self.knobs.get(key, {}), target.digest,
-            next(iter(self.store.all(key, "Deployment")), None), interval,
+            tuned.service, found, instances(self.store.all(key, "Pod")), self.knobs.get(key, {}),
+            target.digest if current else "", next(iter(self.store.all(key, "Deployment")), None), interval,
         )  # fmt: skip
         effects = tuned.brain.look(situation, now, self._answer(tuned))
         await self._write(key, tuned)  # before anything is told: what isn't written hasn't happened

@@ -1,0 +1,101 @@
+"""What survives the operator and what pods and people are told: overrides, trials, the decision log, the words."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from operator_kit import MINIMAL, service
+from tuning_kit import bad_start
+
+from paceline_cli.tune import tune
+from paceline_cli.tune_text import explain_service
+from paceline_operator.effective import effective, read_override, spec_hash
+from paceline_operator.knob_sync import Target
+from paceline_operator.tuning.brain import Brain
+from paceline_operator.tuning.decide import Decision
+from paceline_operator.tuning.decision_log import DecisionLog
+from paceline_operator.tuning.overrides import config_map, read_state, read_trying
+from paceline_operator.tuning.state import Change, Phase, State, Trial
+from paceline_operator.tuning.status import report
+
+AUTO = MINIMAL | {"batching": {"maxNumSeqs": 4}, "tuning": {"mode": "Auto"}}
+CHANGE = Change(1.0, {"maxNumSeqs": 4}, {"maxNumSeqs": 16}, "better", "Settled(Verified)", "98 % instead of 3 %")
+
+
+def trying(found, **changes):
+    trial = Trial({"maxNumSeqs": 4}, {"maxNumSeqs": 16}, "better", 1.0, ("chat-1",), "uid/1", 0.1, 0.4, 0.9, 8.0)
+    return replace(State(spec_hash=spec_hash(found), phase=Phase.CANARY, trial=trial), **changes)
+
+
+def test_a_trial_reaches_only_its_pods():
+    found = service(AUTO)
+    live = config_map(found, trying(found))
+    assert read_override(live) is None and read_state(live) == trying(found)
+    trial = read_trying(live, spec_hash(found))
+    target = Target({"maxNumSeqs": 4, "x": 1}, "digest", "hash", "token", trial.pods, trial.knobs)
+    assert target.knobs_of("chat-1") == {"maxNumSeqs": 16, "x": 1} and target.knobs_of("chat-2") == {"maxNumSeqs": 4, "x": 1}
+    assert not read_trying(live, "the spec was edited").pods
+
+
+def test_an_override_is_in_force_until_the_knob_is_edited():
+    found = service(AUTO)
+    live = config_map(found, State(spec_hash=spec_hash(found), override={"maxNumSeqs": 16}))
+    assert effective(found, read_override(live)).knobs.max_num_seqs == 16
+    edited = service(AUTO | {"batching": {"maxNumSeqs": 8}})
+    assert effective(edited, read_override(live)).knobs.max_num_seqs == 8
+    assert effective(service(AUTO | {"tuning": {"mode": "Off"}}), read_override(live)).knobs.max_num_seqs == 4
+
+
+def test_looking_writes_nothing():
+    found = service(AUTO)
+    settled = State(spec_hash=spec_hash(found), override={"maxNumSeqs": 16}, history=(CHANGE,))
+    searched = replace(settled, next_search=9.0, idle_searches=3, signature=(1.0,), kept=True).told("NoBetter", "24.7 %")
+    assert config_map(found, settled) == config_map(found, searched)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"phase": "Dancing"}', '{"trial": {"pods": 3}}', '{"trial": {"pods": ["a"]}}']
+)
+def test_a_state_that_cannot_be_read_is_none(text):
+    assert read_state({"data": {"state.json": text}}) is None
+    assert not read_trying({"data": {"trial.json": text}}, "").pods
+
+
+def test_people_are_told_in_words():
+    found = service(AUTO)
+    brain = Brain(trying(found, history=(CHANGE,)).told("Trying", "tried on chat-1"))
+    brain.decision = Decision("Freeze", "TwinOff", "the twin's tpot p50 is off by 40 %")
+    status = report(brain, "Auto", {"maxNumSeqs": 4})
+    conditions = {c.type: (c.status, c.reason) for c in status.conditions}
+    assert conditions["Tuned"] == ("Unknown", "Canary") and conditions["Recommended"] == ("False", "TwinOff")
+    text = "\n".join(explain_service({"metadata": {"name": "chat"}, "status": {"tuning": status.content}}))
+    for part in (
+        "tries a change on one pod",
+        "maxNumSeqs 16 on chat-1",
+        "maxNumSeqs 4 → 16: Settled(Verified)",
+        "98 % instead",
+    ):
+        assert part in text
+    assert json.loads(json.dumps(status.content)) == status.content  # a status is JSON
+
+
+def test_logged_decisions_come_out_the_same_offline(tmp_path):
+    few = bad_start(pods=1, rate=1.0)
+    few.mode = "Off"
+    few.run(40)
+    from paceline_operator.tuning.decide import decide
+    from paceline_operator.tuning.machine import Ask
+
+    question = few.brain.question(few.situation(), Ask(only=({"maxNumSeqs": 8},)), few.now)
+    path = tmp_path / "log" / "decisions.jsonl"
+    DecisionLog(path).add(question, decide(question), {"pod-0": 0})
+    DecisionLog(None).add(question, decide(question), {})
+    same = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
+    assert same.return_value == 0 and "same" in same.output
+    path.write_text(path.read_text().replace('"kind":"', '"kind":"Un'))
+    other = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
+    assert other.return_value == 1 and "different" in other.output
+    path.write_text("{}\n")
+    broken = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
+    assert broken.exception is not None and "line 1" in str(broken.exception)
