@@ -55,7 +55,7 @@ def proxy(api, tmp_path_factory):
 def operator(api, proxy, tmp_path_factory):
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     found = Operator(api, log, proxy.kubeconfig)
-    eventually(found.ready, "the operator has started")
+    eventually(found.ready, "the operator has started", 120)
     yield found
     found.stop()
     print(log.read_text()[-8000:])
@@ -104,7 +104,7 @@ def test_a_steady_service_and_a_restart_cost_no_write(api, operator, proxy):
     time.sleep(7)  # longer than a resync
     operator.kill()
     operator.start()
-    eventually(operator.ready, "the operator is back")
+    eventually(operator.ready, "the operator is back", 120)
     time.sleep(3)
     assert proxy.writes(before) == []
 

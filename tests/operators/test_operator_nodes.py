@@ -5,7 +5,10 @@ The pods run a stand-in that answers probes; what is tested is what the operator
 
 import contextlib
 import os
+import sys
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 from operator_process import Api, Operator, eventually
@@ -59,7 +62,7 @@ def api():
 def operator(api, tmp_path_factory):
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     found = Operator(api, log, PACELINE_ALLOW_TEMPLATE="any", PACELINE_RUNTIME_IMAGE=IMAGE)
-    eventually(found.ready, "the operator has started")
+    eventually(found.ready, "the operator has started", 120)
     yield found
     found.stop()
     print(log.read_text()[-8000:])
@@ -168,3 +171,70 @@ def test_the_kubelet_takes_the_whole_pod_as_it_is(api, operator):
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/dev/shm", "/var/cache/paceline"}
         assert len(pod["spec"]["topologySpreadConstraints"]) == 2
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def whole_runtime():
+    """A template that runs this very checkout's runtime."""
+    wanted = [*MOUNTS, "/etc/ssl", sys.base_prefix, sys.prefix, str(ROOT)]
+    paths = [p for p in dict.fromkeys(wanted) if Path(p).exists() and not any(Path(o) in Path(p).parents for o in wanted)]
+    container = {
+        "name": "runtime",
+        "imagePullPolicy": "Never",
+        "command": [sys.executable, "-m", "paceline_runtime"],
+        "env": [
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "PYTHONPATH", "value": os.pathsep.join(str(ROOT / folder) for folder in ("runtime", "kernels"))},
+            {"name": "HF_HUB_OFFLINE", "value": "1"},
+        ],
+        "volumeMounts": [{"name": f"host{i}", "mountPath": path, "readOnly": True} for i, path in enumerate(paths)],
+    }
+    volumes = [{"name": f"host{i}", "hostPath": {"path": path}} for i, path in enumerate(paths)]
+    root = {"runAsNonRoot": False, "runAsUser": 0}  # this machine's Python may lie under root's home
+    return {"spec": {"securityContext": root, "containers": [container], "volumes": volumes}}
+
+
+@pytest.fixture
+def claim(api, tmp_path):
+    """A claim on a folder of this machine that holds one model in the hub's layout."""
+    commit = "a" * 40
+    model = tmp_path / "hub" / "models--org--tiny"
+    files = {"refs/main": commit, f"snapshots/{commit}/config.json": "{}", f"snapshots/{commit}/model.safetensors": "w" * 64}
+    for name, text in files.items():
+        (model / name).parent.mkdir(parents=True, exist_ok=True)
+        (model / name).write_text(text)
+    name = f"opcore-{uuid.uuid4().hex[:8]}"
+    size = {"storage": "1Gi"}
+    volume = {
+        "capacity": size,
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(tmp_path)},
+        "storageClassName": "",
+    }
+    api.call("POST", "/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": volume})
+    wanted = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": name, "resources": {"requests": size}}
+    claims = f"/api/v1/namespaces/{api.namespace}/persistentvolumeclaims"
+    api.call("POST", claims, {"metadata": {"name": name}, "spec": wanted})
+    yield name
+    api.call("DELETE", f"{claims}/{name}")
+    api.call("DELETE", f"/api/v1/persistentvolumes/{name}")
+
+
+def test_a_model_is_fetched_before_any_pod_starts(api, operator, claim):
+    big = {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {"cpu": "10m", "memory": "64Mi"}}
+    cache, missing = {"claim": claim, "preload": True}, {"uri": "hf://org/missing"}
+    with service(api, "fetched", replicas=1, template=whole_runtime(), resources=big, cache=cache, model=missing):
+        eventually(lambda: reason(api, "fetched", "Ready") == "ModelNotFound", "a model that isn't there is told", 120)
+        assert "spec.model.uri" in api.condition("fetched", "Ready")["message"]
+        assert api.get("Deployment", "fetched")["spec"]["replicas"] == 0
+        api.merge("InferenceService", "fetched", {"spec": {"model": {"uri": "hf://org/tiny"}}})
+
+        def is_there():
+            return api.get("InferenceService", "fetched")["status"].get("cache") == {"state": "Ready"}
+
+        eventually(is_there, "the model is in the cache", 120)
+        eventually(lambda: api.get("Deployment", "fetched")["spec"]["replicas"] == 1, "then pods start")
+        jobs = api.call("GET", f"/apis/batch/v1/namespaces/{api.namespace}/jobs")["items"]
+        assert len([job for job in jobs if "deletionTimestamp" not in job["metadata"]]) == 1  # the earlier one is gone
