@@ -18,7 +18,8 @@ from paceline_runtime.settings import RuntimeSettings
 
 __all__ = ["Admission"]
 
-# A forecast is off by a factor of two at worst in practice; a deadline is called hopeless only beyond that.
+# Requests that all came at once also end at once, so a short queue may wait half or twice as long as is forecast; a deadline
+# is called hopeless only beyond that.
 _DOUBT = 0.5
 # Seconds that the API process may be behind the engine. Where it has too little of a CPU, an unbounded lag would grow until
 # every client has given up; what is here already catches up once nothing new comes.
