@@ -18,6 +18,7 @@ from paceline_core.knobs import knobs_to_wire
 from paceline_core.main import run_command
 from paceline_runtime.flags import knob_options, knobs_given
 from paceline_runtime.logs import LOG_FORMATS, set_up_logging
+from paceline_runtime.model_flags import model_source_options
 from paceline_runtime.settings import (
     STEP_MODEL_EXAMPLE,
     EngineSettings,
@@ -120,7 +121,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="GPUs of this pod that share the model.",
 )
-@click.option("--quantization", help="Quantise weights while loading, where the loader can.")
+@click.option("--quantization", help="int8, int4 or fp8: made while loading; gguf or q4_1: what the file must hold.")
 @click.option(
     "--load-format",
     type=click.Choice(["auto", "dummy"]),
@@ -196,6 +197,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --load-format dummy.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads.  [default: the CPUs that this process may use]")
 @click.option("--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="One line per event.")
+@model_source_options
 @knob_options
 def cli(**parameters: Any) -> int:
     """Serve a language model with continuous batching behind OpenAI's API.

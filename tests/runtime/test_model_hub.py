@@ -3,10 +3,13 @@
 import contextlib
 import json
 import logging
+import os
 import socket
 import time
 
+import click
 import pytest
+from click.testing import CliRunner
 from hub_server import Hub
 from huggingface_hub import constants
 from hypothesis import given
@@ -17,6 +20,7 @@ from paceline_runtime.hub_files import describing_files, weight_files
 from paceline_runtime.hub_progress import LogProgress
 from paceline_runtime.hub_settings import ALLOWED_HOSTS_ENV, HubSettings
 from paceline_runtime.model_errors import ModelFetchError, ModelFormatError, ModelNotFound, UriError
+from paceline_runtime.model_flags import model_source_options
 from paceline_runtime.uri import ALLOWED_SCHEMES_ENV, resolve_model
 
 TOKEN = "hf_aVerySecretToken"
@@ -284,6 +288,18 @@ def test_schemes_that_are_not_allowed(monkeypatch):
         resolve_model("/etc")
     with pytest.raises(ModelNotFound, match="not found"):
         resolve_model("pvc://claim/model")
+
+
+def test_flags_say_what_is_allowed_to_every_process():
+    @click.command()
+    @model_source_options
+    def command():
+        click.echo(f"{os.environ[ALLOWED_SCHEMES_ENV]} {os.environ[ALLOWED_HOSTS_ENV]}")
+
+    arguments = ["--allowed-model-schemes", "hf", "--allowed-model-hosts", "mirror.example"]
+    environment = {ALLOWED_SCHEMES_ENV: "pvc", ALLOWED_HOSTS_ENV: ""}
+    assert CliRunner().invoke(command, arguments, env=environment).output == "hf mirror.example\n"
+    assert CliRunner().invoke(command, [], env=environment).output == "pvc \n"
 
 
 @pytest.mark.parametrize("endpoint", ["ftp://host", "huggingface.co", "http://"])

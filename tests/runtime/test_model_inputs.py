@@ -8,11 +8,13 @@ import sys
 import gguf
 import model_harness as harness
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_gguf import save_gguf
 
 from paceline_runtime.chat_template import ChatTemplate
+from paceline_runtime.decoder import Decoder
 from paceline_runtime.gguf_file import read_gguf
 from paceline_runtime.loader import load_model
 from paceline_runtime.model_errors import (
@@ -25,6 +27,7 @@ from paceline_runtime.model_errors import (
     UriError,
 )
 from paceline_runtime.model_files import locate_model
+from paceline_runtime.open_model import open_model
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.tokenizer import load_tokenizer
 from paceline_runtime.uri import MODELS_ROOT_ENV, resolve_model
@@ -183,6 +186,73 @@ def test_flipped_header_bytes_never_crash_or_hang(good_gguf, tmp_path_factory, d
     assert len(lines) == 1
 
 
+def one_line_or_loaded(load):
+    """Run `load`; whatever the file was, it loads or there is one typed error of one line."""
+    try:
+        load()
+    except ModelError as error:
+        lines = str(error).splitlines()
+    else:
+        lines = ["it loads: the bytes didn't matter"]
+    assert len(lines) == 1
+
+
+def opened(path):
+    """Read a model's header, configuration and every tensor, as loading does."""
+    config, weights = open_model(locate_model(str(path)))
+    Decoder(config, weights, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_corrupt_gguf_anywhere(good_gguf, tmp_path_factory, data):
+    content = bytearray(good_gguf)
+    at = data.draw(st.integers(0, len(content) - 1))
+    piece = data.draw(st.binary(max_size=24))
+    end = at + data.draw(st.sampled_from([0, len(piece), 8]))  # put in, written over, cut out
+    content[at:end] = piece
+    path = written(tmp_path_factory.mktemp("corrupt"), bytes(content))
+    one_line_or_loaded(lambda: opened(path))
+    one_line_or_loaded(lambda: load_tokenizer(str(path)))
+
+
+@pytest.fixture(scope="module")
+def good_safetensors(tmp_path_factory):
+    path = tmp_path_factory.mktemp("safetensors")
+    harness.save_folder(harness.tiny_llama(num_hidden_layers=1), path)
+    return (path / "config.json").read_bytes(), (path / "model.safetensors").read_bytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_corrupt_safetensors_anywhere(good_safetensors, tmp_path_factory, data):
+    config, content = good_safetensors
+    at = data.draw(st.one_of(st.integers(0, 1500), st.integers(0, len(content) - 1)))
+    piece = data.draw(st.binary(max_size=24))
+    content = content[:at] + piece + content[at + data.draw(st.sampled_from([0, len(piece), 8])) :]
+    folder = tmp_path_factory.mktemp("corrupt")
+    (folder / "config.json").write_bytes(config)
+    (folder / "model.safetensors").write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    one_line_or_loaded(lambda: opened(folder))
+
+
+@settings(max_examples=100, deadline=None)
+@given(changes=st.dictionaries(
+    st.sampled_from(["hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size", "rms_norm_eps",
+                     "rope_parameters", "eos_token_id", "hidden_act", "tie_word_embeddings", "architectures"]),
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
+              st.dictionaries(st.sampled_from(["rope_type", "rope_theta", "factor", "partial_rotary_factor"]),
+                              st.one_of(st.floats(), st.sampled_from(["linear", "yarn", "llama3", "longrope"])))),
+    min_size=1,
+))  # fmt: skip
+def test_any_config_json(good_safetensors, tmp_path_factory, changes):
+    config, content = good_safetensors
+    folder = tmp_path_factory.mktemp("config")
+    (folder / "config.json").write_text(json.dumps(json.loads(config) | changes))
+    (folder / "model.safetensors").write_bytes(content)
+    one_line_or_loaded(lambda: opened(folder))
+
+
 def gguf_with(tmp_path, architecture="llama", **extra):
     """Write a header without tensors."""
     path = tmp_path / "header.gguf"
@@ -318,6 +388,8 @@ def test_broken_index(folder):
     for weight_map, kind, message in [
         ({"a": "../elsewhere.safetensors"}, ModelFormatError, "outside its folder"),
         ({"a": "gone.safetensors"}, ModelNotFound, "doesn't exist"),
+        ({"a": ".."}, ModelFormatError, "outside its folder"),
+        ({"a": "/etc/passwd"}, ModelFormatError, "outside its folder"),
         (["a"], ModelFormatError, "weight_map"),
     ]:
         index.write_text(json.dumps({"weight_map": weight_map}))
