@@ -22,14 +22,17 @@ _START_FAILURES = (
         "accept the model's licence where it is published, and name a token that may read it in spec.model.secretRef",
     ),
     (
+        re.compile(
+            r"not found|doesn't exist|isn't installed|holds (neither|no file)|No such file|has no revision"
+            r"|knows no such repository|isn't in the cache"
+        ),
+        "ModelNotFound",
+        "correct spec.model.uri or spec.model.revision (a private one needs spec.model.secretRef), or put the files there",
+    ),
+    (
         re.compile(r"can't be fetched|resolve|timed out|[Cc]onnection|No route|Max retries"),
         "ModelDownload",
         "see that pods reach the model's host (proxy, mirror in HF_ENDPOINT, network policy), or serve it from a pvc://",
-    ),
-    (
-        re.compile(r"not found|doesn't exist|isn't installed|holds neither|No such file"),
-        "ModelNotFound",
-        "correct spec.model.uri or spec.model.revision, or put the files there",
     ),
     (
         re.compile(r"no memory for|memory for (the )?weights|out of memory", re.IGNORECASE),
