@@ -130,7 +130,8 @@ def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
         return state.told("NoMetrics", "no pod's figures can be used, see MetricsAvailable"), ()
     if moved(state.shift, signature_of(view)):
         state = replace(state, shift=signature_of(view), changes=0)
-    if facts.searching or now < state.cooldown or not is_due(state, view, now, facts.percentile):
+    early = now - state.since < facts.interval  # a few seconds say nothing about traffic
+    if early or facts.searching or now < state.cooldown or not is_due(state, view, now, facts.percentile):
         return state, ()
     return looked(state, view, now, facts.percentile), (Ask(),)
 
