@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -29,22 +29,41 @@ from paceline_runtime.backend import load_backend, load_tokenizer_for
 from paceline_runtime.engine import Engine, Turn
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.settings import EngineSettings, cpu_threads
+from paceline_runtime.step_result import PromptReport, TokenLogprobs
 from paceline_runtime.text_stream import TextStream
+from paceline_runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline_runtime.grammar_matcher import GrammarCompiler, GrammarMatcher  # load the grammar library
 
 __all__ = ["LLM", "Generated"]
 
 _BAR_FROM = 4  # prompts from which a progress bar is worth its line
+_NOTHING_ASKED = PromptReport()
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One result. `finish_reason`: `stop` or `length`; `token_ids` hold the stop token if one ended it."""
+    """One result. `finish_reason`: `stop` or `length`; `token_ids` hold the stop token if one ended it.
+
+    `logprobs` (one for each of `token_ids`) and what was to be known of the prompt are there if the parameters ask for them.
+    """
 
     prompt_token_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: PromptReport = _NOTHING_ASKED
+
+
+@dataclass(slots=True)
+class _Report:
+    """What a sequence asked for beside its text, so far."""
+
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt: PromptReport = _NOTHING_ASKED
 
 
 class _Tick(Protocol):
@@ -86,8 +105,10 @@ class LLM:
         )
         self.tokenizer = load_tokenizer_for(settings)
         self._backend = load_backend(settings, values)
-        self._engine = Engine(self._backend, values)
+        # a GPU works beside the host, so the next step is prepared while one runs
+        self._engine = Engine(self._backend, values, pipeline_depth=2 if self._backend.device == "cuda" else 1)
         self._ids = itertools.count(1)
+        self._grammars: GrammarCompiler | None = None
 
     def generate(
         self,
@@ -125,27 +146,33 @@ class LLM:
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], tick: _Tick) -> list[Generated]:
         streams: dict[int, TextStream] = {}
+        reports: dict[int, _Report] = {}
         try:
             for prompt, each in zip(prompts, params, strict=True):
                 seq_id = next(self._ids)
-                self._engine.add(self._request(seq_id, prompt, each), each)
+                self._engine.add(self._request(seq_id, prompt, each), each, self._matcher(each))
                 streams[seq_id] = TextStream(self.tokenizer.detokenizer(), each, self._stop_ids(each))
+                reports[seq_id] = _Report()
             self._engine.close_source()
-            texts = self._finish(streams, tick)
+            texts = self._finish(streams, reports, tick)
         finally:
             for seq_id in streams:  # what an error or Ctrl-C left behind
                 self._engine.abort(seq_id)
             self._engine.reopen_source()
         results = zip(prompts, streams.items(), strict=True)
-        return [_generated(prompt, stream, texts[seq_id]) for prompt, (seq_id, stream) in results]
+        return [_generated(prompt, stream, texts[seq_id], reports[seq_id]) for prompt, (seq_id, stream) in results]
 
-    def _finish(self, streams: Mapping[int, TextStream], tick: _Tick) -> dict[int, str]:
+    def _finish(self, streams: Mapping[int, TextStream], reports: Mapping[int, _Report], tick: _Tick) -> dict[int, str]:
         """Turn the engine until every sequence has ended; return the texts."""
         texts = dict.fromkeys(streams, "")
         left = set(streams)
         while left:
             turn = self._engine.turn()
             self._take(turn, streams, texts)
+            for seq_id, logprobs in turn.logprobs.items():
+                reports[seq_id].logprobs += logprobs
+            for seq_id, prompt in turn.prompts.items():
+                reports[seq_id].prompt = prompt
             for ended in turn.ended:
                 seq_id = ended.request.seq_id
                 if seq_id in left:
@@ -171,16 +198,29 @@ class LLM:
             tokens=prompt,
             stop_token_ids=self._stop_ids(params),
             min_tokens=params.min_tokens,
+            read_cache=params.reads_cache,
         )
+
+    def _matcher(self, params: SamplingParams) -> GrammarMatcher | None:
+        """Return what follows the grammar, if there is one. Raises `GrammarError`."""
+        if params.grammar is None or not isinstance(self.tokenizer, Tokenizer):
+            return None  # a clock's text is a placeholder, whatever the grammar
+        from paceline_runtime.grammar_matcher import GrammarCompiler
+
+        self._grammars = self._grammars or GrammarCompiler(self.tokenizer, tuple(self._backend.eos_token_ids))
+        return self._grammars.matcher(params.grammar)
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         model_ids = () if params.ignore_eos else self._backend.eos_token_ids
         return frozenset((*params.stop_token_ids, *model_ids))
 
 
-def _generated(prompt: list[int], stream: TextStream, text: str) -> Generated:
+def _generated(prompt: list[int], stream: TextStream, text: str, report: _Report) -> Generated:
     assert stream.finish_reason is not None, "every sequence has ended"
-    return Generated(tuple(prompt), text, tuple(stream.token_ids), stream.finish_reason.value)
+    ids = tuple(stream.token_ids)
+    # a stop text may have ended it before the engine knew: what came after isn't part of the result
+    logprobs = tuple(report.logprobs[: len(ids)])
+    return Generated(tuple(prompt), text, ids, stream.finish_reason.value, logprobs, report.prompt)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
