@@ -9,6 +9,7 @@ import openai
 import pytest
 import torch
 from conformance_kit import Served, bytes_named
+from openai.types import CompletionChoice
 from tiny_chat_model import EOS, logprobs_of
 
 PROMPT = "The quick brown fox waits in the queue until the step has room for its tokens"
@@ -139,25 +140,25 @@ async def test_a_seed_gives_the_same_text_whatever_else_runs(async_client: opena
     assert both.choices[0].text != both.choices[1].text
 
 
-async def test_crowded_answers_are_those_of_a_quiet_server(served: Served, async_client: openai.AsyncOpenAI) -> None:
+def test_crowded_answers_are_those_of_a_quiet_server(served: Served, client: openai.OpenAI) -> None:
     """More sequences than the pool holds: some are preempted and computed again, and none shows it."""
 
-    async def ask(index: int) -> tuple[str, list[float]]:
-        answer = await async_client.completions.create(
-            model="tiny", prompt=f"{index}: {PROMPT}", max_tokens=80, temperature=0, logprobs=0,
-            presence_penalty=1.0, extra_body={"ignore_eos": True, "repetition_penalty": 1.2},
+    def ask(prompts: list[str]) -> list[CompletionChoice]:
+        answer = client.completions.create(
+            model="tiny", prompt=prompts, max_tokens=80, temperature=0, logprobs=0, presence_penalty=1.0,
+            extra_body={"ignore_eos": True, "repetition_penalty": 1.2},
         )  # fmt: skip
-        assert answer.choices[0].logprobs is not None
-        return answer.choices[0].text, answer.choices[0].logprobs.token_logprobs
+        return answer.choices
 
     # short answers before, so that the scheduler expects short ones and lets all of them in
-    await async_client.completions.create(model="tiny", prompt="x", max_tokens=1, n=64)
-    quiet = [await ask(i) for i in range(7)]
+    client.completions.create(model="tiny", prompt="x", max_tokens=1, n=64)
+    prompts = [f"{index}: {PROMPT}" for index in range(7)]
+    quiet = [ask([prompt])[0] for prompt in prompts]
     before = served.runtime.gauges()["preemptions"]
-    crowded = await asyncio.gather(*(ask(i) for i in range(7)))
-    for (text, logprobs), (same_text, same_logprobs) in zip(quiet, crowded, strict=True):
-        assert same_text == text
-        assert same_logprobs == pytest.approx(logprobs, abs=CLOSE)
+    for alone, crowded in zip(quiet, ask(prompts), strict=True):
+        assert crowded.text == alone.text
+        assert alone.logprobs is not None and crowded.logprobs is not None
+        assert crowded.logprobs.token_logprobs == pytest.approx(alone.logprobs.token_logprobs, abs=CLOSE)
     assert served.runtime.gauges()["preemptions"] > before
 
 
