@@ -127,7 +127,7 @@ def test_a_service_answers_from_the_runtimes_image(stack, fleet):
     assert clients.failures == []
 
 
-def test_the_webhook_refuses_what_cannot_work(stack, fleet):
+def test_the_webhook_refuses_what_cannot_work(stack):
     document = stack.adapt(manifest("bad", stack.namespace, batching={"maxNumSeqs": 64, "maxNumBatchedTokens": 8}))
     place = ("paceline.io", "v1alpha1", stack.namespace, "inferenceservices")
 
@@ -139,7 +139,7 @@ def test_the_webhook_refuses_what_cannot_work(stack, fleet):
         return None
 
     # it fails open until the operator has told the API server whom to trust
-    said = eventually(refused, "the webhook is asked", timeout=60)
+    said = eventually(refused, "the webhook is asked", timeout=180)
     assert "spec.batching.maxNumBatchedTokens" in said
     assert "64" in said
 
