@@ -159,7 +159,9 @@ def test_crowded_answers_are_those_of_a_quiet_server(served: Served, client: ope
         assert crowded.text == alone.text
         assert alone.logprobs is not None and crowded.logprobs is not None
         assert crowded.logprobs.token_logprobs == pytest.approx(alone.logprobs.token_logprobs, abs=CLOSE)
-    assert served.runtime.gauges()["preemptions"] > before
+    # a static or dynamic batch may have begun with few of them on a busy machine
+    if served.runtime.admin.get("/admin/knobs").json()["knobs"]["strategy"] in ("continuous", "iteration"):
+        assert served.runtime.gauges()["preemptions"] > before
 
 
 def test_stop_texts_and_ids(served: Served, client: openai.OpenAI) -> None:
