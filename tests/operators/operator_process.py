@@ -34,7 +34,7 @@ _READERS = {
 }
 
 
-def eventually(check, what, timeout=30.0):
+def eventually(check, what, timeout=60.0):
     """Return the first truthy result of `check`; fail with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:

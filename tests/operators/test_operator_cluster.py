@@ -3,6 +3,7 @@ set by hand."""
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,7 +41,7 @@ def api(request, tmp_path_factory):
 def operator(api, tmp_path_factory):
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     found = Operator(api, log)
-    eventually(found.ready, "the operator has started")
+    eventually(found.ready, "the operator has started", 120)
     yield found
     found.stop()
     print(log.read_text()[-8000:])
@@ -516,6 +517,24 @@ RULES = [
 ]
 
 
+# in its own namespace: the Lease, and the Secret of the webhook's certificates (no rule can name what isn't there yet)
+OWN_RULES = [
+    {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+    {"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["paceline-webhook"], "verbs": ["get", "patch"]},
+]
+# on the whole cluster, by the name of the webhook's configuration
+CLUSTER_RULES = [
+    {"apiGroups": ["paceline.io"], "resources": ["inferenceclasses"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["paceline.io"], "resources": ["inferenceclasses/status"], "verbs": ["patch"]},
+    {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "resources": ["validatingwebhookconfigurations"],
+        "verbs": ["get", "patch"],
+    },
+]
+HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
 def _rights(rules):
     return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
 
@@ -528,27 +547,41 @@ def test_the_chart_grants_these_rights_and_no_others():
 
 @pytest.fixture
 def limited(api, tmp_path):
-    """A kubeconfig of an account that has `RULES` in the namespace and nothing else."""
+    """A kubeconfig of an account that has these rights and nothing else; everything of it has the namespace's name."""
     api.create("ServiceAccount", {"metadata": {"name": "limited"}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
     answer = api.call("POST", api.path("ServiceAccount", "limited") + "/token", request)
-    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{api.namespace}"
-    if answer is None or api.call("POST", f"{roles}/roles", {"metadata": {"name": "limited"}, "rules": RULES}) is None:
+    group, name = "/apis/rbac.authorization.k8s.io/v1", api.namespace
+    roles, meta = f"{group}/namespaces/{name}", {"metadata": {"name": name}}
+    if answer is None or api.call("POST", f"{roles}/roles", meta | {"rules": RULES + OWN_RULES}) is None:
         pytest.skip("this API server has no RBAC")
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "limited"}
-    subject = {"kind": "ServiceAccount", "name": "limited", "namespace": api.namespace}
-    api.call("POST", f"{roles}/rolebindings", {"metadata": {"name": "limited"}, "roleRef": reference, "subjects": [subject]})
+    bound = {"subjects": [{"kind": "ServiceAccount", "name": "limited", "namespace": name}]} | meta
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "name": name}
+    named = [*CLUSTER_RULES[:2], CLUSTER_RULES[2] | {"resourceNames": [name]}]
+    api.call("POST", f"{roles}/rolebindings", bound | {"roleRef": reference | {"kind": "Role"}})
+    api.call("POST", f"{group}/clusterroles", meta | {"rules": named})
+    api.call("POST", f"{group}/clusterrolebindings", bound | {"roleRef": reference | {"kind": "ClusterRole"}})
+    api.call("POST", HOOKS, meta | {"webhooks": []})
     document = yaml.safe_load(Path(api.kubeconfig).read_text())
     document["users"] = [{"name": user["name"], "user": {"token": answer["status"]["token"]}} for user in document["users"]]
     path = tmp_path / "limited.kubeconfig"
     path.write_text(yaml.safe_dump(document))
-    return path
+    yield path
+    for collection in (f"{group}/clusterroles", f"{group}/clusterrolebindings", HOOKS):
+        api.call("DELETE", f"{collection}/{name}")
 
 
-def test_rights_in_its_own_namespace_are_enough(api, operator, limited, tmp_path):
+def test_exactly_these_rights_are_enough(api, operator, limited, tmp_path):
+    """With an election, the webhook and its certificates, and classes."""
     operator.kill()
     log = tmp_path / "limited.log"
-    modest = Operator(api, log, limited)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    webhook = {"PORT": port, "HOST": "127.0.0.1", "NAMES": "127.0.0.1", "CONFIG": api.namespace}
+    settings = {f"PACELINE_WEBHOOK_{name}": value for name, value in webhook.items()}
+    own = {"PACELINE_LEADER_ELECTION": "true", "PACELINE_OPERATOR_NAMESPACE": api.namespace}
+    modest = Operator(api, log, limited, **settings, **own)
     try:
         api.service("modest", unknown=1)
         eventually(lambda: any(e["reason"] == "InvalidSpec" for e in api.events("modest")), "events are written")
@@ -556,7 +589,9 @@ def test_rights_in_its_own_namespace_are_enough(api, operator, limited, tmp_path
         api.complete("modest")
         api.delete("Service", "modest")
         eventually(lambda: api.get("Service", "modest"), "drift is corrected")
-        assert "403" not in log.read_text()
+        eventually(lambda: modest.answers("/readyz"), "it is ready")
+        assert "leads as" in log.read_text()
+        assert "the webhook shows a certificate" in log.read_text()
         assert "orbidden" not in log.read_text()
         assert modest.stop() == 0
     finally:
