@@ -11,6 +11,9 @@ import torch
 import transformers
 from model_gguf import random_blocks, rounded, save_gguf
 
+from paceline_kernels import AttentionPlanner, SequenceSpan
+from paceline_runtime.decoder import Decoder
+from paceline_runtime.kv_pool import KvPool
 from paceline_runtime.loader import load_model
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
 from paceline_runtime.model_files import locate_model
@@ -279,3 +282,16 @@ def test_what_is_wrong_is_named(name, changes, message, tmp_path):
     with pytest.raises((UnsupportedModel, ModelFormatError), match=message) as error:
         open_model(change_config(tmp_path, **changes))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_last_hidden_states_are_what_embeddings_are_made_of(name, tmp_path):
+    model = FAMILIES[name].model()
+    config, weights = open_model(locate_model(harness.save_folder(model, tmp_path)))
+    decoder = Decoder(config, weights, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KvPool(config, 8, 16, torch.float32, decoder.device)
+    batch = AttentionPlanner(16, torch.float32, window=config.window).plan([SequenceSpan(0, 90, range(8))])
+    ours = decoder.normed(decoder.hidden(torch.tensor(TOKENS), batch, pool.layers))
+    with torch.no_grad():
+        theirs = model.model(torch.tensor([TOKENS])).last_hidden_state[0]
+    assert (ours - theirs).abs().max() < TOLERANCE
