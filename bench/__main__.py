@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("bench.twin",)
+BENCHMARKS = ("bench.twin", "bench.quality")
 
 
 def main() -> int:
