@@ -115,7 +115,8 @@ def _services(kubeconfig: Path | None, namespace: str) -> list[Mapping[str, Any]
     try:
         path = kubeconfig or state_dir(None).kubeconfig
         api = client.CustomObjectsApi(config.new_client_from_config(config_file=str(path)))  # type: ignore[no-untyped-call]
-        return list(api.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)["items"])
+        found: Any = api.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
+        return list(found["items"])
     except (config.ConfigException, ApiException, HTTPError, OSError) as error:
         words = getattr(error, "reason", None) or error
         raise click.ClickException(f"the services can't be listed: {words}; is a stack up, or KUBECONFIG set?") from None
