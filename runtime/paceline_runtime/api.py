@@ -55,9 +55,7 @@ def build_api(service: Service, keys: KeyFile | None = None) -> FastAPI:
     settings = service.settings
     if keys is not None:
         app.add_middleware(KeyGate, keys=keys)
-    app.add_middleware(
-        WorkGate, drain=service.drain, max_body=settings.max_body_bytes, read_timeout=settings.read_timeout
-    )
+    app.add_middleware(WorkGate, drain=service.drain, max_body=settings.max_body_bytes, read_timeout=settings.read_timeout)
     install_error_handlers(app)
     _add_health(app, service)
     _add_models(app, service)
