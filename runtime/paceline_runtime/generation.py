@@ -29,7 +29,7 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt that the answer begins with: its text, where in it each token begins, and whether that is `only` the answer."""
+    """A prompt that the answer begins with: its text, where in it each token begins, and whether it is `only` that."""
 
     text: str
     offsets: tuple[int, ...] = ()
