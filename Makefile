@@ -56,6 +56,7 @@ check: setup ## lint, types, import layers, generated files
 	@$(RUN) -m paceline_operator.crd --check crds charts/paceline/files/crds
 	@$(RUN) -m paceline_operator.reference --check docs
 	@$(RUN) -m paceline_runtime.metric_reference --check docs/metrics.md
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q -d build/site
 
 format: setup ## format the code
 	@$(BIN)/ruff check --fix-only -q .

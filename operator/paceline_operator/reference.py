@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline_operator.crd import class_crd, crd, write_or_compare
 from paceline_operator.kinds import Schema
+from paceline_operator.knob_reference import render_knobs
 
 __all__ = ["main", "references", "render"]
 
@@ -109,7 +110,11 @@ def render(head: str, definition: dict[str, Any]) -> str:
 
 def references() -> dict[str, str]:
     """Return the text of every reference by file name."""
-    return {"inferenceservice.md": render(_SERVICE, crd()), "inferenceclass.md": render(_CLASS, class_crd())}
+    return {
+        "inferenceservice.md": render(_SERVICE, crd()),
+        "inferenceclass.md": render(_CLASS, class_crd()),
+        "knobs.md": render_knobs(_GENERATED),
+    }
 
 
 def _rows(schema: Schema, path: str, *, is_required: bool) -> Iterator[str]:
