@@ -38,8 +38,11 @@ test: setup ## run the hermetic tests (no GPU, no cluster)
 	@env -u KUBECONFIG -u KUBEBUILDER_ASSETS OMP_NUM_THREADS=1 \
 	  $(RUN) -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(TEST_ARGS)
 
+# of the suites that run on both kinds of API server only what `make test` hasn't run
 e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG names (it makes its own namespaces)
-	@$(RUN) -m pytest tests/controlplane tests/operators tests/unit/test_local_stack.py tests/e2e $(E2E_ARGS)
+	@$(RUN) -m pytest -m "cluster or realcontrolplane or nodes" tests/controlplane tests/operators tests/unit/test_local_stack.py \
+	  $(E2E_ARGS)
+	@$(RUN) -m pytest tests/e2e $(E2E_ARGS)
 
 # the interpreter is slow and builds are many: the quick selection is part of `make test`
 kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
