@@ -129,8 +129,8 @@ def _spark(sent: Sequence[Sent], now: float, width: int = 40) -> str:
 
 def _before_and_after(watched: _Watched) -> Table:
     table = Table(title="2 clock pods, the same processes throughout; counted by the clients", title_justify="left")
-    for header in ("", "knobs", "goodput/s", "in time", "TTFT p95", "TPOT p95"):
-        table.add_column(header, justify="left" if header in ("", "knobs") else "right", no_wrap=True)
+    for header in ("", "maxNumSeqs", "budget", "goodput/s", "in time", "TTFT p95", "TPOT p95"):
+        table.add_column(header, justify="right" if header else "left", no_wrap=True)
     end = max((s.at for s in watched.sent), default=0.0)
     rows = (
         ("before", watched.before, 0.0, watched.tried or end),
@@ -143,9 +143,13 @@ def _before_and_after(watched: _Watched) -> Table:
         good = sum(s.good for s in part)
         ttft, tpot = ([t for s in part if (t := getattr(s.outcome, key)) is not None] for key in ("ttft", "tpot"))
         table.add_row(
-            name, _short(knobs), f"{good / (high - low):.1f}", f"{good / len(part):.0%}", f"{percentile(ttft, 0.95):.2f} s",
+            name,
+            *(str(knobs.get(knob)) for knob in ("maxNumSeqs", "maxNumBatchedTokens")),
+            f"{good / (high - low):.1f}",
+            f"{good / len(part):.0%}",
+            f"{percentile(ttft, 0.95):.2f} s",
             f"{1e3 * percentile(tpot, 0.95):.0f} ms",
-        )  # fmt: skip
+        )
     return table
 
 
