@@ -106,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name == "api/presets":
             self._send_json(PRESETS)
         elif name == "api/live":
-            self._send_json(live_document(self._pod().url, needs_token=False, prefix="api", scenarios=True))
+            url = "" if self.server.pod is None else self.server.pod.url
+            self._send_json(live_document(url, needs_token=False, prefix="api", scenarios=True))
         elif name in ("api/timeline", "api/observe"):
             self._forward(name.removeprefix("api/"), parts.query)
         elif (found := asset(name or PAGE)) is not None and parts.path.startswith(_PREFIX):

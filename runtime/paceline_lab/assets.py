@@ -21,7 +21,9 @@ def asset(name: str) -> tuple[bytes, str] | None:
 
 
 def live_document(target: str, *, needs_token: bool, prefix: str, scenarios: bool) -> dict[str, object]:
-    """Return the answer of `api/live`: whom the page watches, whether the reader must give the admin token, where the
-    timeline and the observations are (`prefix/timeline`, `prefix/observe`), and whether scenarios can be played here.
+    """Return the answer of `api/live`.
+
+    It says whom the page watches (empty: nobody), whether the reader must give the admin token, where the timeline and the
+    observations are (`prefix/timeline`, `prefix/observe`), and whether scenarios can be played here.
     """
     return {"target": target, "needsToken": needs_token, "prefix": prefix, "scenarios": scenarios}

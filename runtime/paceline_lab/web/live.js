@@ -22,7 +22,8 @@ export function startLive() {
 export async function whom() {
   try {
     const answer = await fetch("api/live");
-    return answer.ok ? await answer.json() : null;
+    const pod = answer.ok ? await answer.json() : null;
+    return pod && pod.target ? pod : null;
   } catch {
     return null;
   }
