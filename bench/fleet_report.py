@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.fleet_operator import Cost
+from bench.machine import machine
 
 BASE_CHILDREN = 6  # Secret, ServiceAccount, ConfigMap, Service, PodDisruptionBudget, Deployment
 COLD_EXTRA = 3  # calls per service beyond its children
@@ -77,12 +76,6 @@ def gates(figures: Figures) -> list[Gate]:
 def percentile(values: Sequence[float], q: float) -> float:
     """Return the nearest-rank percentile; infinite for no values."""
     return sorted(values)[max(0, math.ceil(q / 100 * len(values)) - 1)] if values else math.inf
-
-
-def machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return f"{model}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} at the end"
 
 
 def report(figures: Figures) -> str:

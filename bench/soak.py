@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import sys
 import tempfile
@@ -19,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.machine import machine
 from bench.soak_clients import Clients
 from bench.soak_report import Phase, page
 from bench.soak_server import CLOCK, Latency, Sample, SoakServer
@@ -44,15 +43,6 @@ FLIPS: tuple[dict[str, Any], ...] = (
     {"kvMemoryFraction": 0.6},
     {"kvMemoryFraction": 0.9},
 )
-
-
-def machine() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return (
-        f"{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, load average {os.getloadavg()[0]:.1f} after it"
-    )
 
 
 async def _every(seconds: float, action: Callable[[], Any], stop: asyncio.Event) -> int:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.soak import machine
+from bench.machine import machine
 
 from paceline_core.causes import Causes
 from paceline_core.plan import ScheduledSequence, StepPlan, StepShape
