@@ -1,7 +1,5 @@
 """The real operator process before an API server that throttles, loses answers, forgets watches; and what it costs."""
 
-import contextlib
-import os
 import time
 from itertools import pairwise
 
@@ -29,16 +27,12 @@ from paceline_operator.__main__ import main
 sys.argv = ["paceline-operator"]
 main()
 """
-_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
 
 
-@pytest.fixture(scope="module", params=["embedded", *_REAL])
-def api(request, tmp_path_factory):
-    with contextlib.ExitStack() as stack:
-        kubeconfig = os.environ.get("KUBECONFIG")
-        if request.param == "embedded":
-            kubeconfig = stack.enter_context(embedded_server(tmp_path_factory.mktemp("apiserver"))).kubeconfig
-        found = Api(kubeconfig)
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    with embedded_server(tmp_path_factory.mktemp("apiserver")) as server:
+        found = Api(server.kubeconfig)
         found.prepare()
         yield found
         found.close()
@@ -55,9 +49,11 @@ def proxy(api, tmp_path_factory):
 def operator(api, proxy, tmp_path_factory):
     log = tmp_path_factory.mktemp("operator") / "operator.log"
     found = Operator(api, log, proxy.kubeconfig)
-    eventually(found.ready, "the operator has started", 120)
-    yield found
-    found.stop()
+    try:
+        eventually(found.ready, "the operator has started", 120)
+        yield found
+    finally:
+        found.stop()
     print(log.read_text()[-8000:])
 
 

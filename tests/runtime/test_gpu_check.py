@@ -18,12 +18,16 @@ ABSENT = (
     "llguidance", "jinja2", "httptools", "uvloop", "kopf", "aiohttp", "hypothesis",
 )  # fmt: skip
 BLOCKER = """
-import sys
+import importlib.util, sys
+def is_absent(name):
+    return name.partition(".")[0] in {absent!r}
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent!r}:
+        if is_absent(name):
             raise ModuleNotFoundError(f"No module named {{name!r}}, as on a bare machine", name=name)
 sys.meta_path.insert(0, Absent())
+look = importlib.util.find_spec  # who only asks whether it is there gets an answer
+importlib.util.find_spec = lambda name, package=None: None if is_absent(name) else look(name, package)
 """
 
 if str(ROOT) not in sys.path:
