@@ -46,7 +46,7 @@ e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG n
 
 # the interpreter is slow and builds are many: the quick selection is part of `make test`
 kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
-	@$(RUN) -m pytest tests/kernels -m slow
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest tests/kernels -m slow -n $(WORKERS)
 	@env -u TRITON_INTERPRET $(RUN) -m paceline_kernels.triton_ops.build_all
 
 # nothing is installed for it: a GPU machine has its own torch, triton and transformers
