@@ -38,7 +38,7 @@ SWITCH_TIMEOUT = 30.0  # seconds; a knob edit takes about one
 
 
 @click.command()
-@click.option("--requests", default=32, show_default=True, type=click.IntRange(4), help="Requests per strategy.")
+@click.option("--requests", default=48, show_default=True, type=click.IntRange(4), help="Requests per strategy.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the workload.")
 @click.option("--tuning/--no-tuning", default=True, help="Also show the tuner, on two clock pods.")
 @click.option("--keep", is_flag=True, help="Leave everything running and say what to try next.")
