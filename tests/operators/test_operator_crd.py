@@ -172,17 +172,20 @@ def test_the_references_in_the_repository_are_what_the_code_says(tmp_path, capsy
 
 
 def test_the_reference_has_every_field_with_its_bounds():
-    for found, text in zip(crds(), reference.references().values(), strict=True):
+    pages = reference.references()
+    for found, text in zip(crds(), (pages["inferenceservice.md"], pages["inferenceclass.md"]), strict=True):
         for path, _ in walk(root_of(found)["properties"]["spec"]):
             name = path.rpartition(".")[2]
             if name not in ("", "items", "additionalProperties"):
                 assert f".{name}` |" in text or f"`{name}` |" in text, path
-    text = reference.references()["inferenceservice.md"]
+    text = pages["inferenceservice.md"]
     assert "| `batching.strategy` | static \\| dynamic \\| continuous \\| iteration |" in text
     assert "| `batching.maxNumSeqs` | integer, 1 to 65536 |" in text
     assert "| `slo.ttft` | string, 0ms &lt; value ≤ 1h |" in text
     assert "| `env[].name` | string | Name. **Required.** |" in text
     assert "maxNumBatchedTokens must not be below maxNumSeqs" in text
+    for spec in KNOBS:
+        assert f"| `{spec.name}` | " in pages["knobs.md"]
 
 
 def test_check_tells_how_to_mend_a_stale_file(tmp_path, capsys):

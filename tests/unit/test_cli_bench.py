@@ -59,13 +59,17 @@ class Completions(BaseHTTPRequestHandler):
         pass
 
 
+class PatientServer(ThreadingHTTPServer):
+    request_queue_size = 128  # a load connects all at once, and with the default of 5 some would be refused
+
+
 @pytest.fixture
 def start():
     servers = []
 
     def begin(**settings):
         handler = type("Handler", (Completions,), {"seen": [], **settings})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server = PatientServer(("127.0.0.1", 0), handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return f"http://127.0.0.1:{server.server_port}", handler
