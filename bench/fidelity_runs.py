@@ -103,8 +103,8 @@ class Engine:
     def run(self, load: Load, setting: str, repeat: int, rate: float, seconds: float) -> Run:
         """Send `seconds` of a load under a setting. Raises `RuntimeError` if a request wasn't answered."""
         knobs = SETTINGS[setting]
-        trace = load.trace(rate, seconds, seed=repeat)
-        requests, steps = self._drive(trace, knobs, repeat, None)
+        trace = load.trace(rate, seconds, seed=1)  # the same each time: what repeats differ by is the engine's
+        requests, steps = self._drive(trace, knobs, 1, None)
         return Run(load.name, setting, repeat, knobs, requests, steps, BLOCKS)
 
     def capacity(self, load: Load, seconds: float) -> float:
