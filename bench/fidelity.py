@@ -23,8 +23,8 @@ from paceline_core.knobs import knobs_from_wire
 from paceline_core.plan import StepShape
 from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import StepRecord
-from paceline_operator.tuning.calibrated import CalibratedModel, calibrate
 from paceline_sim import Slo, Spread, simulate, summarise, trace_of_records
+from paceline_sim.calibrated import CalibratedModel, calibrate
 
 RESULTS = Path(__file__).parent / "results"
 FITTED = (

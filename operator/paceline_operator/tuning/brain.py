@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any
 
 from paceline_core.wire import RequestRecord
-from paceline_operator.tuning.calibrated import calibrate
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.guard import Evidence, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
@@ -19,6 +18,7 @@ from paceline_operator.tuning.sampling import samples_of
 from paceline_operator.tuning.state import Phase, State, Trial
 from paceline_operator.tuning.traffic import load_ahead
 from paceline_operator.tuning.view import ServiceView, merge
+from paceline_sim.calibrated import calibrate
 
 __all__ = ["Brain", "Situation"]
 

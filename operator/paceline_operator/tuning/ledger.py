@@ -16,7 +16,7 @@ from paceline_core.errors import FormatError
 from paceline_core.plan import StepShape
 from paceline_core.step_time import StepModel
 from paceline_core.wire import Gauges, ObserveDocument, RequestRecord, StepRecord
-from paceline_operator.tuning.calibrated import StepClass, class_of
+from paceline_sim.calibrated import StepClass, class_of
 
 __all__ = ["Health", "PodLedger"]
 

@@ -13,8 +13,8 @@ from typing import Any
 from paceline_core.errors import FormatError
 from paceline_core.step_time import StepModel
 from paceline_core.wire import StepModelDocument, from_json, to_json
-from paceline_operator.tuning.calibrated import CalibratedModel
 from paceline_operator.tuning.objective import Objective
+from paceline_sim.calibrated import CalibratedModel
 from paceline_sim.trace import TraceRequest
 
 __all__ = ["Question", "Sample", "SeenRequest"]
