@@ -50,7 +50,7 @@ class Gate:
 
 def gates(figures: Figures) -> list[Gate]:
     """Return every target with whether it was met."""
-    per_service = (sum(figures.cold.calls.values()) - figures.cold.refused) / figures.services
+    per_service = sum(figures.cold.calls.values()) / figures.services  # every call: refused ones and the start's lists too
     allowed = BASE_CHILDREN + COLD_EXTRA
     ratio = figures.cold.seconds / figures.own_speed if figures.own_speed else math.inf
     core = figures.steady.operator_cpu / figures.steady.seconds
@@ -58,7 +58,7 @@ def gates(figures: Figures) -> list[Gate]:
     peak = max(cost.peak_mb for cost in figures.phases.values() if cost)
     restart, steady = (sum(c.writes.values()) + c.refused for c in (figures.restart, figures.steady))
     return [
-        Gate(f"cold: {per_service:.2f} calls per service that the server took, at most children + {COLD_EXTRA} = {allowed}",
+        Gate(f"cold: {per_service:.2f} calls per service, at most children + {COLD_EXTRA} = {allowed}",
              per_service <= allowed, True),
         Gate(f"restart: {restart} writes, none allowed", restart == 0, True),
         Gate(f"steady: {steady} writes, none allowed", steady == 0, True),
@@ -102,8 +102,9 @@ def report(figures: Figures) -> str:
     lines += [
         "",
         f"The API server takes the cold phase's writes by themselves in {figures.own_speed:.1f} s, over as many",
-        f"connections. It refused {figures.cold.refused / n:.2f} calls per service: Kubernetes 1.20 takes no Service whose",
-        "apply says that there is none yet, so there it is made by a second call.",
+        f"connections. It refused {figures.cold.refused / n:.2f} of the calls per service: Kubernetes 1.20 takes no Service whose",
+        "apply says that there is none yet, so there it is made by a second call. Both count. Lists and discovery at the",
+        "operator's start count too: GET in the table.",
         f"One changed knob is in the ConfigMap after {p50:.3f} s (median) and {p95:.3f} s (p95 of {len(figures.changes)}).",
         "",
         "| target | met |",

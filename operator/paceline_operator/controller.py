@@ -30,6 +30,7 @@ K = TypeVar("K", bound=Hashable)
 _START_RETRY = 1.0  # seconds between attempts to list everything at start
 _RELIST = 600.0  # seconds between lists when nothing hints at a gap in the watches
 _DEBOUNCE = 1.0  # seconds that a hint waits for its siblings: a gap hits all watches at once
+_FIRST_STATUS = 1.0  # seconds in which a Deployment controller tells of a new Deployment
 _FAILED = {KnobState.REFUSED, KnobState.UNREACHABLE}
 
 
@@ -53,7 +54,7 @@ class Controller:
         )
         self._reconciler = Reconciler(
             settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add,
-            admin.progress,
+            admin.progress, _FIRST_STATUS,
         )  # fmt: skip
         self._knob_queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "knobs"))
         self._asked: dict[Key, tuple[Target, list[Instance]]] = {}  # what the last look at a service's pods was about

@@ -66,7 +66,10 @@ class Reconciler:
     wake: Callable[[Key], None] = lambda _: None  # asks for a look at a service whose turn may have come
     # asks the pod that fetches a model (address, token) for the bytes that are there and those of the model
     progress: Callable[[str, str], Awaitable[tuple[int, int] | None]] = _unknown
+    # seconds that the first status of a service waits for the Deployment's first news, unless it is bad or good news
+    first_status_after: float = 0.0
     applier: Applier = field(init=False)
+    _first_seen: dict[Key, float] = field(default_factory=dict)  # services that have no status yet
 
     def __post_init__(self) -> None:
         turns = Turns(self.settings.class_rollouts, self.wake)
@@ -77,6 +80,7 @@ class Reconciler:
         body = self.store.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self.applier.forget(key)  # owner references delete the children
+            self._first_seen.pop(key, None)
             return Pass()
         try:
             service = accept(body, self.classes, self.settings)
@@ -87,10 +91,10 @@ class Reconciler:
         applied = await self.applier.apply(key, service, body["metadata"].get("annotations") or {})
         target = self._target(service, found, applied)
         applied = await self._watch_fetch(key, applied, target.token)
-        await self._report(key, body, knobs, service=service, found=found, applied=applied, target=target)
+        held = await self._report(key, body, knobs, service=service, found=found, applied=applied, target=target)
         failed = applied.failure is not None
         calm = steady_in(self.store.all(key, "Pod"), time())
-        waits = [seconds for seconds in (applied.again, calm or None) if seconds is not None]
+        waits = [seconds for seconds in (applied.again, calm or None, held or None) if seconds is not None]
         return Pass(None if failed else target, retry=failed or bool(applied.troubles), again=min(waits, default=None))
 
     async def _watch_fetch(self, key: Key, applied: Applied, token: str) -> Applied:
@@ -144,8 +148,8 @@ class Reconciler:
         applied: Applied | None = None,
         target: Target | None = None,
         refusal: SpecError | None = None,
-    ) -> None:
-        """Write the status if it changed, and an event for each decision in it."""
+    ) -> float:
+        """Write the status if it changed, and an event for each decision in it; return the seconds that it is held back."""
         everything = self.store.all(key, "Pod")
         pods = [pod for pod in everything if not is_fetcher(pod)]
         running = instances(pods)
@@ -171,15 +175,28 @@ class Reconciler:
         old, new = body.get("status") or {}, status_of(seen)
         patch = merge_patch(old, new)
         if not patch:
-            return
+            return 0.0
+        if wait := self._hold_first(key, old, new):
+            return wait
         meta = body["metadata"]
         updated = await self.cluster.patch_status(key.namespace, meta["name"], meta["resourceVersion"], patch)
         if updated is None:
-            return  # deleted meanwhile
+            return 0.0  # deleted meanwhile
         self.store.put(KIND, updated)
         for decision in decisions(old, new):
             logger.info("%s/%s: %s: %s", key.namespace, meta["name"], decision.reason, decision.message)
             await self._record(event_of(body, decision, seen.now))
+        return 0.0
+
+    def _hold_first(self, key: Key, old: Manifest, new: Manifest) -> float:
+        """Return the seconds that a first status waits. The Deployment tells of itself within a second: a fleet that is
+        created at once costs one status write per service less. News, good and bad, is told at once."""
+        if not (old.get("conditions") or decisions(old, new)):
+            waited = self.clock() - self._first_seen.setdefault(key, self.clock())
+            if waited < self.first_status_after:
+                return self.first_status_after - waited
+        self._first_seen.pop(key, None)
+        return 0.0
 
     async def _record(self, event: Manifest) -> None:
         try:

@@ -31,6 +31,39 @@ async def test_the_first_pass_makes_every_child_and_says_so(world):
     assert world.condition("Ready")["status"] == "False"
 
 
+@pytest.fixture
+def patient(world):
+    world.reconciler.first_status_after = 1.0
+    return world
+
+
+async def test_a_first_status_waits_for_the_deployments_first_news(patient):
+    assert (await patient.run()).again == 1.0
+    assert ("status", "chat") not in patient.cluster.calls
+    live = copy.deepcopy(patient.cluster.objects["Deployment", "chat"])
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), 1)
+    patient.sees("Deployment", live | {"status": {"observedGeneration": 1} | counts})
+    patient.time = 0.5
+    await patient.run()
+    assert patient.condition("Ready")["status"] == "True"
+    assert patient.cluster.calls == [("status", "chat")]
+
+
+async def test_a_first_status_without_news_waits_a_second_at_most(patient):
+    await patient.run()
+    patient.time = 0.9
+    assert (await patient.run()).again == pytest.approx(0.1)
+    patient.time = 1.0
+    await patient.run()
+    assert patient.condition("Ready")["reason"] == "Starting"
+
+
+async def test_bad_news_is_a_first_status_at_once(patient):
+    patient.cluster.refuse["Deployment"] = ApiRefused(403, "exceeded quota: gpus")
+    await patient.run()
+    assert patient.condition("Ready")["message"] == "exceeded quota: gpus"
+
+
 async def test_a_steady_service_causes_no_write_and_no_read(world):
     await world.run()
     for _ in range(3):
