@@ -14,7 +14,8 @@ from paceline_core.errors import KnobError
 from paceline_core.knobs import KNOBS, Strategy, knob, knobs_from_wire
 from paceline_operator.errors import Problem, SpecError
 from paceline_operator.fields import Item, item, record, table, unknown_fields
-from paceline_operator.kinds import Boolean, Integer, KnobKind, ListOf, MapOf, Quantity, Text
+from paceline_operator.kinds import Boolean, Integer, ListOf, MapOf, Quantity, Text
+from paceline_operator.kinds_knob import KnobKind
 from paceline_operator.spec import SPEC, Slo, Toleration
 
 __all__ = ["CLASS_SPEC", "Allowed", "ClassSpec", "InferenceClass", "Limits", "parse_class"]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -13,30 +12,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_core.durations import parse_duration
-from paceline_core.errors import FormatError, KnobError
-from paceline_core.knobs import KnobSpec, Strategy
+from paceline_core.errors import FormatError
 from paceline_operator.errors import Problem
 
 __all__ = [
+    "DURATION_LENGTH",
+    "DURATION_PATTERN",
     "Boolean",
     "Duration",
     "Integer",
     "Kind",
-    "KnobKind",
     "ListOf",
     "MapOf",
+    "Problems",
     "Quantity",
     "Raw",
     "Schema",
     "Text",
+    "refuse",
 ]
 
 Schema = dict[str, Any]
 Problems = list[Problem]
 
 DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(us|µs|ms|s|m|h))+$"
-_DURATION_LENGTH = 32
-_MAX_INTS = 64  # preferredBatchSizes: more sizes than this say nothing
+DURATION_LENGTH = 32
 # the API server's own grammar of quantities, without signs: no amount of ours may be negative
 _QUANTITY = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"
 
@@ -53,7 +53,8 @@ class Kind(ABC):
         """Return the Python form of a JSON value, or None after adding what is wrong with it to `problems`."""
 
 
-def _refuse(path: str, value: Any, bound: str, remedy: str, problems: Problems) -> None:
+def refuse(path: str, value: Any, bound: str, remedy: str, problems: Problems) -> None:
+    """Add what is wrong with a value to `problems`."""
     problems.append(Problem(path, value, bound, remedy))
 
 
@@ -95,7 +96,7 @@ class Text(Kind):
         if isinstance(value, str) and self._fits(value):
             return value
         example = self.choices[0] if self.choices else self.example
-        _refuse(path, value, self.bound, f"write a text such as {example!r}" if example else "write a text", problems)
+        refuse(path, value, self.bound, f"write a text such as {example!r}" if example else "write a text", problems)
         return None
 
 
@@ -114,7 +115,7 @@ class Integer(Kind):
         """Return the number."""
         if isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high:
             return value
-        _refuse(path, value, f"{self.low} ≤ value ≤ {self.high}", "give a whole number inside the bound", problems)
+        refuse(path, value, f"{self.low} ≤ value ≤ {self.high}", "give a whole number inside the bound", problems)
         return None
 
 
@@ -129,7 +130,7 @@ class Duration(Kind):
         """Return the schema: pattern, and the bounds as a CEL rule."""
         rule = f"duration(self) >= duration('{self.low}s') && duration(self) <= duration('{self.high}s')"
         bounds = {"rule": rule, "message": f"must keep {self.bound}"}
-        text = {"type": "string", "maxLength": _DURATION_LENGTH, "pattern": DURATION_PATTERN}
+        text = {"type": "string", "maxLength": DURATION_LENGTH, "pattern": DURATION_PATTERN}
         return text | {"x-kubernetes-validations": [bounds]}
 
     @property
@@ -145,7 +146,7 @@ class Duration(Kind):
             fits = False
         if fits:
             return str(value)
-        _refuse(
+        refuse(
             path, value, f"{self.low}s ≤ value ≤ {self.high}s", "write a number and a unit, as in '30s' or '5m'", problems
         )
         return None
@@ -163,7 +164,7 @@ class Boolean(Kind):
         """Return the truth value."""
         if isinstance(value, bool):
             return value
-        _refuse(path, value, "true or false", "write true or false", problems)
+        refuse(path, value, "true or false", "write true or false", problems)
         return None
 
 
@@ -185,7 +186,7 @@ class Quantity(Kind):
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if whole or (isinstance(value, str) and re.fullmatch(_QUANTITY.strip("^$"), value)):
             return str(value)
-        _refuse(path, value, "a quantity ≥ 0", "write a Kubernetes quantity such as '500m' or '4Gi'", problems)
+        refuse(path, value, "a quantity ≥ 0", "write a Kubernetes quantity such as '500m' or '4Gi'", problems)
         return None
 
 
@@ -206,7 +207,7 @@ class MapOf(Kind):
         if isinstance(value, Mapping) and (self.most is None or len(value) <= self.most):
             return {str(key): self.values.parse(item, f"{path}[{key}]", problems) for key, item in value.items()}
         bound = "an object of key: value" + ("" if self.most is None else f", at most {self.most}")
-        _refuse(path, value, bound, "write one key: value per line", problems)
+        refuse(path, value, bound, "write one key: value per line", problems)
         return None
 
 
@@ -225,7 +226,7 @@ class ListOf(Kind):
         """Return a tuple of parsed items."""
         if isinstance(value, list | tuple) and len(value) <= self.max_items:
             return tuple(self.items.parse(item, f"{path}[{i}]", problems) for i, item in enumerate(value))
-        _refuse(path, value, f"a list of at most {self.max_items} items", "write a list, one '- item' per line", problems)
+        refuse(path, value, f"a list of at most {self.max_items} items", "write a list, one '- item' per line", problems)
         return None
 
 
@@ -242,69 +243,9 @@ class Raw(Kind):
     def parse(self, value: Any, path: str, problems: Problems) -> dict[str, Any] | None:
         """Return the object."""
         if not isinstance(value, Mapping):
-            _refuse(path, value, "an object", "write an object", problems)
+            refuse(path, value, "an object", "write an object", problems)
             return None
         for key in value if self.keys else ():
             if key not in self.keys:
-                _refuse(f"{path}.{key}", value[key], "unknown field", f"known here: {', '.join(self.keys)}", problems)
+                refuse(f"{path}.{key}", value[key], "unknown field", f"known here: {', '.join(self.keys)}", problems)
         return dict(value)
-
-
-@dataclass(frozen=True, slots=True)
-class KnobKind(Kind):
-    """A knob of the core's table; its value stays in wire form."""
-
-    knob: KnobSpec
-
-    def schema(self) -> Schema:
-        """Return the schema of the knob's type and bounds; bounds of durations are CEL rules."""
-        return {
-            "enum": {"type": "string", "enum": [s.value for s in Strategy]},
-            "int": self._bounded({"type": "integer", "format": "int64"}, int),
-            "float": self._bounded({"type": "number"}, float),
-            "bool": {"type": "boolean"},
-            "duration": self._duration_schema(),
-            "ints": {
-                "type": "array",
-                "maxItems": _MAX_INTS,
-                "items": self._bounded({"type": "integer", "format": "int64"}, int),
-            },
-        }[self.knob.kind]
-
-    def _bounded(self, schema: Schema, convert: type[int] | type[float]) -> Schema:
-        if self.knob.low is None or self.knob.high is None or self.knob.kind == "duration":
-            return schema
-        bounded = schema | {"minimum": convert(self.knob.low), "maximum": convert(self.knob.high)}
-        if (
-            self.knob.low_exclusive
-        ):  # as a rule: the boolean exclusiveMinimum of OpenAPI 3.0 means something else in JSON Schema
-            rule = {"rule": f"self > {float(self.knob.low)}", "message": f"must keep {self.knob.bound}"}
-            bounded["x-kubernetes-validations"] = [rule]
-        return bounded
-
-    def _duration_schema(self) -> Schema:
-        endless = self.knob.name == "staticFlush"
-        pattern = DURATION_PATTERN[:-1] + "$|^never$" if endless else DURATION_PATTERN
-        schema: Schema = {"type": "string", "maxLength": _DURATION_LENGTH, "pattern": pattern}
-        if self.knob.high is None or math.isinf(self.knob.high):
-            return schema
-        low = f" && duration(self) > duration('{int(self.knob.low or 0)}s')" if self.knob.low_exclusive else ""
-        rule = f"duration(self) <= duration('{int(self.knob.high)}s'){low}"
-        rule = f"self == 'never' || ({rule})" if endless else rule
-        schema["x-kubernetes-validations"] = [{"rule": rule, "message": f"must keep {self.knob.bound}"}]
-        return schema
-
-    def parse(self, value: Any, path: str, problems: Problems) -> Any:
-        """Return the wire value as given, once the knob accepts it."""
-        if value is None or (self.knob.kind == "ints" and isinstance(value, list) and len(value) > _MAX_INTS):
-            _refuse(path, value, f"type {self.knob.kind}", "leave the field out or give a value", problems)
-            return None
-        try:
-            self.knob.parse(value)
-        except KnobError as error:
-            problems.extend(Problem(path, v.value, v.bound, v.remedy) for v in error.violations)
-            return None
-        if self.knob.kind == "duration" and not re.search(self._duration_schema()["pattern"], value):
-            _refuse(path, value, "a duration", "write ASCII digits and a unit, as in '50ms'", problems)
-            return None
-        return value

@@ -15,9 +15,11 @@ from paceline_core.errors import KnobError
 from paceline_core.knobs import KNOBS, CostClass, Knobs, knob, knobs_from_wire
 from paceline_operator.errors import Problem, SpecError
 from paceline_operator.fields import Item, item, record, table, unknown_fields
-from paceline_operator.kinds import Integer, KnobKind, ListOf, MapOf, Quantity, Raw, Text
+from paceline_operator.kinds import Integer, ListOf, MapOf, Quantity, Raw, Text
+from paceline_operator.kinds_knob import KnobKind
 from paceline_operator.spec_cache import Cache, cache_problems
 from paceline_operator.spec_platform import SCALING, Monitoring, NetworkRules, Rollout, Routing, Scaling, scaling_problems
+from paceline_operator.spec_pod import Accelerator, EnvVar, Resources, Toleration, env_problems
 
 __all__ = [
     "SPEC",
@@ -33,7 +35,6 @@ __all__ = [
 
 _NAME = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
-_LABEL_KEY = r"^([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 # the objectives are knobs of the core, but a user states them under slo
 _SLO_FIELDS = {"ttft": "sloTtft", "tpot": "sloTpot"}
 _BATCHING = tuple(spec for spec in KNOBS if spec.name not in _SLO_FIELDS.values())
@@ -126,52 +127,6 @@ class Tuning:
     bounds: Mapping[str, Mapping[str, Any]] | None = item(
         table({name: _bounds_item(name) for name in _TUNABLE}), "Bounds per knob, inside the knob's own.", default=None
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
-    """The device that each pod gets. Without it pods run on the CPU."""
-
-    resource: str = item(
-        Text(pattern=_LABEL_KEY, example="nvidia.com/gpu"),
-        "Extended resource of the device plugin. Default nvidia.com/gpu.",
-        default="nvidia.com/gpu",
-    )
-    count: int = item(Integer(1, 64), "Devices per pod. Default 1.", default=1)
-    product: str | None = item(
-        Text(63, r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", example="NVIDIA-H100-80GB-HBM3"),
-        "Product, as the vendor's feature discovery labels nodes with it.",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """CPU and memory of the runtime container."""
-
-    limits: Mapping[str, str] | None = item(MapOf(Quantity()), "Most it may use; sizes threads and the KV cache on CPU.")
-    requests: Mapping[str, str] | None = item(MapOf(Quantity()), "What the scheduler sets aside. Default: the limits.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvVar:
-    """One environment variable of the runtime container."""
-
-    name: str = item(Text(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", example="HF_ENDPOINT"), "Name.", required=True)
-    value: str | None = item(Text(32_768, min_length=0), "Value.")
-    value_from: Mapping[str, Any] | None = item(
-        Raw(("configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef")), "Source of the value, as in a Pod."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
-    """A taint that pods tolerate, as in a Pod."""
-
-    key: str | None = item(Text(317, _LABEL_KEY, example="nvidia.com/gpu"), "Key of the taint.")
-    operator: str | None = item(Text(choices=("Exists", "Equal")), "Exists or Equal.")
-    value: str | None = item(Text(63, min_length=0), "Value of the taint for Equal.")
-    effect: str | None = item(Text(choices=("NoSchedule", "PreferNoSchedule", "NoExecute")), "Effect of the taint.")
-    toleration_seconds: int | None = item(Integer(0, 1 << 31), "Seconds for which NoExecute is tolerated.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,21 +246,12 @@ def knob_path(name: str) -> str:
 
 def _cross_problems(spec: ServiceSpec) -> list[Problem]:
     """Return what is wrong between fields that are each fine."""
-    return [*_env_problems(spec.env), *_tuning_problems(spec.tuning), *_platform_problems(spec)]
+    return [*env_problems(spec.env), *_tuning_problems(spec.tuning), *_platform_problems(spec)]
 
 
 def _platform_problems(spec: ServiceSpec) -> Iterator[Problem]:
     yield from scaling_problems(spec.scaling)
     yield from cache_problems(spec.cache, spec.model.uri)
-
-
-def _env_problems(env: tuple[EnvVar, ...]) -> Iterator[Problem]:
-    names = [variable.name for variable in env]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Problem("spec.env", name, "one entry per name", f"keep one entry named {name}")
-    for i, variable in enumerate(env):
-        if variable.value is not None and variable.value_from is not None:
-            yield Problem(f"spec.env[{i}]", variable.name, "either value or valueFrom", "keep one of the two")
 
 
 def _tuning_problems(tuning: Tuning | None) -> Iterator[Problem]:

@@ -75,3 +75,16 @@ def set_at(document, path, value):
         target = target[part] if isinstance(part, int) else target.setdefault(part, {})
     target[last] = value
     return changed
+
+
+def loose_crd(kind, group, plural, version="v1alpha1"):
+    """Return the CRD of somebody else's kind, of which any content is fine."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
+    names = {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [served]},
+    }

@@ -14,7 +14,7 @@ from operator_kit import FULL, MINIMAL, set_at
 from paceline_core.knobs import KNOBS
 from paceline_operator import reference
 from paceline_operator.crd import class_crd, crd, crds, main, render
-from paceline_operator.kinds import KnobKind
+from paceline_operator.kinds_knob import KnobKind
 from paceline_operator.spec import BATCHING, SPEC
 
 ROOT = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ import time
 from itertools import pairwise
 
 import pytest
+from operator_kit import loose_crd
 from operator_process import CHILDREN, Api, Operator, eventually
 from operator_proxy import Fault, FaultyProxy
 
@@ -148,26 +149,6 @@ def test_a_watch_that_has_lost_its_place_starts_anew(api, operator, proxy):
     assert operator.running
 
 
-def scaled(name, group="keda.sh", plural="scaledobjects"):
-    version = {
-        "name": "v1alpha1",
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced",
-            "names": {"kind": name, "plural": plural, "singular": name.lower(), "listKind": f"{name}List"},
-            "versions": [version],
-        },
-    }
-
-
 def test_a_kind_that_comes_later_is_made_watched_and_pruned(api, operator, proxy, request):
     if "real" in request.node.name:
         pytest.skip("a CRD belongs to everybody on a shared cluster")
@@ -176,7 +157,7 @@ def test_a_kind_that_comes_later_is_made_watched_and_pruned(api, operator, proxy
     eventually(lambda: api.condition("late", "ChildrenApplied").get("reason") == "ApiMissing", "it is told")
     assert "ScaledObject" in api.condition("late", "ChildrenApplied")["message"]
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    api.call("POST", crds, scaled("ScaledObject"))
+    api.call("POST", crds, loose_crd("ScaledObject", "keda.sh", "scaledobjects"))
     path = f"/apis/keda.sh/v1alpha1/namespaces/{api.namespace}/scaledobjects/late"
     found = eventually(lambda: api.call("GET", path), "it is made once its CRD is there")
     assert found["spec"]["scaleTargetRef"]["kind"] == "InferenceService"
