@@ -22,10 +22,10 @@ _SAMPLE_S = 0.5
 
 
 class Operator:
-    """Runs `python -m paceline_operator` for all namespaces; use it as a context."""
+    """Runs `python -m paceline_operator` for all namespaces, with further variables; use it as a context."""
 
-    def __init__(self, kubeconfig: Path, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, kubeconfig: Path, folder: Path, name: str = "operator", **environment: str) -> None:
+        self._log = folder / f"{name}.log"
         (self._port,) = free_ports(1)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PACELINE_")}
         self._env = clean | {
@@ -34,11 +34,12 @@ class Operator:
             "PACELINE_RUNTIME_IMAGE": "example/runtime:1",
             "PACELINE_METRICS_PORT": str(self._port),
             "PACELINE_METRICS_HOST": HOST,
+            **environment,
         }
 
     def __enter__(self) -> Operator:
         self.started = time.monotonic()
-        with (self._folder / "operator.log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline_operator"], env=self._env, stdout=log, stderr=log
             )
@@ -53,11 +54,14 @@ class Operator:
             self._process.kill()
             self._process.wait()
 
+    def log(self) -> str:
+        """Return what it has said so far."""
+        return self._log.read_text()
+
     def check(self) -> None:
         """End the run, with the operator's last words, if the operator has ended."""
         if self._process.poll() is not None:
-            last = (self._folder / "operator.log").read_text().strip().splitlines()[-3:]
-            raise SystemExit("the operator ended: " + "\n".join(last))
+            raise SystemExit("the operator ended: " + "\n".join(self.log().strip().splitlines()[-3:]))
 
     def series(self, name: str, *labels: str) -> Counter[tuple[str, ...]]:
         """Return the values of a metric by the given labels; nothing while the operator doesn't answer."""

@@ -16,14 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline_cli.local_common import console_of_output, home_option
+from paceline_cli.numbers import FiniteRange
 from paceline_local.errors import LocalError
-from paceline_local.leftovers import is_up, remove_home, remove_leftovers
+from paceline_local.leftovers import is_up, lock_stack, remove_home, remove_leftovers
 from paceline_local.processes import ProcessId, identify
 from paceline_local.state import StateDir, read_json
 
 __all__ = ["down", "kubeconfig", "status", "up"]
 
 _POLL_S = 0.1
+_TOLD_S = 20.0  # on a machine that has much else to do
+_LOCK_PATIENCE_S = 1.0  # for a command that only looks whether a stack is up
 _UP_TIMEOUT_S = 120.0
 _DOWN_TIMEOUT_S = 90.0  # pods' grace, then the control plane's
 
@@ -33,7 +36,7 @@ _DOWN_TIMEOUT_S = 90.0  # pods' grace, then the control plane's
 @click.option("--operator/--no-operator", default=True, help="Run the operator, too (or start your own).")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="SECONDS",
     default=_UP_TIMEOUT_S,
     show_default=True,
@@ -56,16 +59,20 @@ def up(state: StateDir, operator: bool, timeout: float) -> None:
 
 
 def _launch(state: StateDir, *, operator: bool) -> subprocess.Popen[bytes]:
-    """Start the supervisor in a session of its own, so that it outlives this command and its terminal."""
+    """Start the supervisor in a session of its own, so that it outlives this command and its terminal.
+
+    It gets the lock from us: a `down` in the moments until it could take it would find no stack, and leave it running.
+    """
     try:
         state.create()
     except OSError as error:
         raise LocalError(f"the state folder {state.home} can't be made: {error.strerror}") from error
-    state.status.unlink(missing_ok=True)
-    flags = ["--home", os.fspath(state.home), "--operator" if operator else "--no-operator"]
-    with state.log("supervisor").open("ab") as output:
+    with lock_stack(state, patience=_LOCK_PATIENCE_S) as lock, state.log("supervisor").open("ab") as output:
+        state.status.unlink(missing_ok=True)
+        flags = ["--home", os.fspath(state.home), "--operator" if operator else "--no-operator", "--lock", str(lock)]
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "paceline_local.supervisor", *flags],
+            pass_fds=(lock,),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -128,13 +135,23 @@ def down(state: StateDir, keep_state: bool) -> None:
     running = is_up(state)
     if running:
         with console.status("stopping pods and control plane"):
-            _stop(state, (read_json(state.status) or {}).get("pid"))
+            _stop(state, _supervisor(state))
     ended = remove_leftovers(state)
     if not keep_state:
         _remove_state(state)
     if ended:
         console.print(f"ended {ended} processes that a killed supervisor had left", highlight=False)
     console.print("down" if running or ended else f"nothing was up in {state.home}", highlight=False)
+
+
+def _supervisor(state: StateDir) -> int | None:
+    """Return the supervisor's process number; one that was only just started tells it within a second or two."""
+    deadline = time.monotonic() + _TOLD_S
+    while is_up(state) and time.monotonic() < deadline:
+        if pid := (read_json(state.status) or {}).get("pid"):
+            return int(pid)
+        time.sleep(_POLL_S)
+    return None
 
 
 def _stop(state: StateDir, pid: int | None) -> None:

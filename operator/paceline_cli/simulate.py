@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from paceline_cli.numbers import FiniteRange
 from paceline_cli.simulate_inputs import (
     measured_engine,
     parse_changes,
@@ -91,7 +92,7 @@ def _parse_lengths(_ctx: click.Context, _param: click.Parameter, value: str | No
 )
 @click.option(
     "--max-wait",
-    type=click.FloatRange(0, _WAIT.high),
+    type=FiniteRange(0, _WAIT.high),
     metavar="STEPS",
     help="With --lengths and strategy dynamic: the longest wait for a full batch (maxQueueDelay).  [default: 15]",
 )

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from paceline_cli.numbers import FiniteRange
 from paceline_cli.top_fleet import Fleet, KubeCluster, ServiceRow
 from paceline_core.errors import PacelineError
 from paceline_local.leftovers import is_up
@@ -40,7 +41,7 @@ objective over the last interval, red where they miss it.
               help="[default: $KUBECONFIG, a running `paceline local`, ~/.kube/config]")  # fmt: skip
 @click.option("-n", "--namespace", help="Only this namespace.  [default: all]")
 @click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Between looks."
+    "--every", type=FiniteRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS", help="Between looks."
 )
 @click.option("--once", is_flag=True, help="Print one table and end.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON.")

@@ -1,10 +1,11 @@
-"""How long a container that keeps ending waits before its next start."""
+"""How long to wait before the next attempt: to start a container that keeps ending, to reach an API server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["BackOff"]
+__all__ = ["BackOff", "pauses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,10 @@ class BackOff:
     def ended(self, ran_for: float) -> BackOff:
         """Return the state after a run of `ran_for` seconds."""
         return replace(self, failures=1 if ran_for >= self.forgive_after else self.failures + 1)
+
+
+def pauses(first: float, limit: float) -> Iterator[float]:
+    """Yield seconds without end, each twice the one before, up to `limit`."""
+    while True:
+        yield first
+        first = min(2.0 * first, limit)

@@ -20,14 +20,17 @@ _POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def lock_stack(state: StateDir, *, patience: float = 0.0) -> Iterator[None]:
-    """Hold the stack's lock. Raises `LocalError` if another supervisor has it. The kernel drops it with its process.
+def lock_stack(state: StateDir, *, patience: float = 0.0, held: int | None = None) -> Iterator[int]:
+    """Hold the stack's lock and yield its descriptor. Raises `LocalError` if another supervisor has it. The kernel drops it
+    with the last process that has the descriptor.
 
     With `patience` (seconds) who has it only for a moment, to see whether a stack is up, isn't taken for a supervisor.
+    `held` is the descriptor of a lock that the parent process took for us.
     """
-    descriptor = _locked(state, time.monotonic() + patience)
+    descriptor = held if held is not None else _locked(state, time.monotonic() + patience)
+    os.set_inheritable(descriptor, False)
     try:
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

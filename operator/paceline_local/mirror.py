@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from paceline_local.backoff import pauses
 from paceline_local.client import ApiClient
 from paceline_local.errors import ApiError, ApiUnavailable
 from paceline_local.manifests import Manifest, key_of
@@ -15,6 +16,7 @@ __all__ = ["Mirror", "OnChange"]
 
 log = logging.getLogger(__name__)
 _RETRY_S = 0.5
+_LONGEST_RETRY_S = 8.0
 
 OnChange = Callable[[str, Manifest], None]  # (ADDED|MODIFIED|DELETED, object)
 
@@ -35,20 +37,22 @@ class Mirror:
     async def run(self) -> None:
         """Follow the API server until cancelled."""
         version: str | None = None
+        waits = pauses(_RETRY_S, _LONGEST_RETRY_S)
         while True:
             try:
                 version = version or await self._list()
                 version = await self._follow(version)
+                waits = pauses(_RETRY_S, _LONGEST_RETRY_S)
             except ApiError as error:
                 version = None
                 if not error.expired:
                     log.warning("%s: %s", self._resource.plural, error)
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(next(waits))
             except ApiUnavailable as error:
                 # after a restart the server may have forgotten our version, or count from another: list again
                 version = None
                 log.debug("%s", error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(next(waits))
 
     async def _list(self) -> str:
         listing = await self._client.list(self._resource)

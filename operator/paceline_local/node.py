@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 import aiohttp
 
 from paceline_local.addresses import AddressBook, Network
+from paceline_local.backoff import pauses
 from paceline_local.client import ApiClient
 from paceline_local.container import CONTAINER_MARKER
 from paceline_local.errors import ApiError, ApiUnavailable, LocalError
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 _HEARTBEAT_S = 10.0
 _STATUS_EVERY = 30  # heartbeats: the Lease says "alive", the status only has to be refreshed now and then
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 15.0  # somebody is watching: a server that is back must be seen
 _LOG_CHECK_S = 5.0
 _SHUTDOWN_GRACE_S = 15.0  # `down` is for people who wait; in-flight work of a development machine may be cut after this
 _ENDED = {"Succeeded", "Failed"}
@@ -82,7 +84,7 @@ class NodeAgent:
     # the node
 
     async def _register(self) -> None:
-        while True:
+        for pause in pauses(_RETRY_S, _LONGEST_RETRY_S):
             try:
                 await self._ensure(NAMESPACES, {"metadata": {"name": LEASE_NAMESPACE}})
                 await self._ensure(NODES, node_manifest())
@@ -93,7 +95,7 @@ class NodeAgent:
                 return
             except (ApiError, ApiUnavailable) as error:
                 log.warning("node not registered yet: %s", error)
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(pause)
 
     async def _ensure(self, resource: Resource, body: Manifest, namespace: str | None = None) -> None:
         try:
@@ -203,7 +205,7 @@ class NodeAgent:
 
     async def _retry(self, pod: Manifest, act: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do something about a pod until it worked, or the pod is gone or taken."""
-        while True:
+        for pause in pauses(_RETRY_S, _LONGEST_RETRY_S):
             try:
                 await act()
                 return
@@ -213,7 +215,7 @@ class NodeAgent:
                 if error.not_found or error.conflict:
                     return
                 log.warning("%s can't be placed: %s", key_of(pod), error)
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(pause)
 
     async def _assign(self, pod: Manifest) -> None:
         meta = pod["metadata"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from paceline_local.backoff import pauses
 from paceline_local.client import ApiClient
 from paceline_local.container import ContainerRunner, Launch
 from paceline_local.container_record import trim_log
@@ -29,6 +30,7 @@ __all__ = ["NodeFacts", "PodWorker"]
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_LONGEST_RETRY_S = 15.0
 _DEFAULT_GRACE_S = 30.0
 
 
@@ -168,12 +170,12 @@ class PodWorker:
     async def _finish(self) -> None:
         """Tell the API server that nothing of the pod is left, and remove its folder."""
         meta = self._pod["metadata"]
-        while True:
+        for pause in pauses(_RETRY_S, _LONGEST_RETRY_S):
             try:
                 await self._node.client.delete(PODS, meta["name"], meta["namespace"], uid=self.uid, grace=0)
                 break
             except ApiUnavailable:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(pause)
             except ApiError as error:
                 if not (error.not_found or error.conflict):
                     log.warning("%s can't be removed from the API: %s", key_of(self._pod), error)
@@ -191,19 +193,21 @@ class PodWorker:
     # status
 
     async def _publish_forever(self) -> None:
+        waits = pauses(_RETRY_S, _LONGEST_RETRY_S)
         while True:
             await self._dirty.wait()
             self._dirty.clear()
             try:
                 await self._publish()
+                waits = pauses(_RETRY_S, _LONGEST_RETRY_S)
             except ApiUnavailable:
                 self._dirty.set()
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(next(waits))
             except ApiError as error:
                 if not error.not_found:
                     log.warning("status of %s refused: %s", key_of(self._pod), error)
                     self._dirty.set()
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(next(waits))
 
     async def _publish(self) -> None:
         """Write the status if it differs from what was written last."""

@@ -234,9 +234,9 @@ async def _supervise(state: StateDir, *, with_operator: bool) -> None:
         raise
 
 
-def _run(state: StateDir, *, with_operator: bool) -> None:
+def _run(state: StateDir, *, with_operator: bool, lock: int | None) -> None:
     state.create()
-    with lock_stack(state, patience=_LOCK_PATIENCE_S):
+    with lock_stack(state, patience=_LOCK_PATIENCE_S, held=lock):
         remove_leftovers(state)
         asyncio.run(_supervise(state, with_operator=with_operator))
 
@@ -244,10 +244,11 @@ def _run(state: StateDir, *, with_operator: bool) -> None:
 @click.command()
 @click.option("--home", required=True, help="State folder of the stack.")
 @click.option("--operator/--no-operator", default=True, help="Run the operator, too.")
-def _command(home: str, operator: bool) -> None:
+@click.option("--lock", type=int, help="Descriptor of the stack's lock, if whoever starts this has taken it.")
+def _command(home: str, operator: bool, lock: int | None) -> None:
     """Keep a local stack running. `paceline local up` starts this; nobody else has to."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _run(state_dir(home), with_operator=operator)
+    _run(state_dir(home), with_operator=operator, lock=lock)
 
 
 def main() -> None:

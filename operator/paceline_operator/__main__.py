@@ -184,7 +184,6 @@ async def _operate(
         insights=insights,
         namespaces=settings.watch_namespaces,
         clusterwide=not settings.watch_namespaces,
-        standalone=True,
         stop_flag=ended,
         # kopf's own would ask for the user's name, which a container that runs under any number doesn't have
         identity=Identity(f"{platform.node()}/{os.getpid()}"),

@@ -36,6 +36,7 @@ _ATTEMPTS = 5
 _FIRST_BACKOFF = 0.2  # seconds; doubles: 0.2 … 1.6, about 3 s in all, then the queue's own backoff takes over
 _LONGEST_WAIT = 10.0  # seconds that a server's Retry-After may ask of one call
 _TRANSIENT = (408, 409, 429)
+_PAGE = 250  # objects of a list at once
 
 
 _SERVICES, _CLASSES = Kind(GROUP, PLURAL, (VERSION,)), Kind(GROUP, CLASS_PLURAL, (VERSION,))
@@ -108,23 +109,45 @@ class Cluster:
 
     async def children(self, kind: str, namespace: str | None) -> list[Object]:
         """Return all objects of `kind` that carry our label, in one namespace or (None) in all."""
-        found = await self._call("GET", self._path(kind, namespace), kind, query=[("labelSelector", SERVICE_LABEL)])
+        found = await self._list(self._path(kind, namespace), kind, [("labelSelector", SERVICE_LABEL)])
         # items of a list come without their kind
-        return [{"kind": kind, **item} for item in (found or {}).get("items", [])]
+        return [{"kind": kind, **item} for item in found or []]
 
     async def services(self, namespace: str | None) -> list[Object]:
         """Return all InferenceServices, in one namespace or (None) in all."""
-        found = await self._call("GET", _SERVICES.path(f"{GROUP}/{VERSION}", namespace), "InferenceService")
+        found = await self._list(_SERVICES.path(f"{GROUP}/{VERSION}", namespace), KIND, [])
         if found is None:
             raise ApiUnavailable(f"the CRD {PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
-        return list(found.get("items", []))
+        return found
 
     async def classes(self) -> list[Object]:
         """Return all InferenceClasses."""
-        found = await self._call("GET", _CLASSES.path(f"{GROUP}/{VERSION}", None), CLASS_KIND)
+        found = await self._list(_CLASSES.path(f"{GROUP}/{VERSION}", None), CLASS_KIND, [])
         if found is None:
             raise ApiUnavailable(f"the CRD {CLASS_PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
-        return list(found.get("items", []))
+        return found
+
+    async def _list(self, path: str, kind: str, query: list[tuple[str, str]]) -> list[Object] | None:
+        """Return all objects without their managedFields, None if there is no such kind. They are read in pages: a whole
+        list decoded at once is the peak of an operator's memory. A list whose place isn't kept so long begins anew."""
+        found, place = list[Object](), ""
+        while True:
+            asked = [*query, ("limit", str(_PAGE)), *([("continue", place)] if place else [])]
+            try:
+                page = await self._call("GET", path, kind, query=asked)
+            except ApiRefused as error:
+                if error.status != 410 or not place:
+                    raise
+                found, place = [], ""
+                continue
+            if page is None:
+                return None
+            for item in page.get("items", []):
+                item["metadata"].pop("managedFields", None)
+                found.append(item)
+            place = (page.get("metadata") or {}).get("continue") or ""
+            if not place:
+                return found
 
     async def patch_class_status(self, name: str, version: str, status: Mapping[str, Any]) -> Object | None:
         """Merge `status` into that of an InferenceClass, if it is still in `version`."""

@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 _START_RETRY = 1.0  # seconds between attempts to list everything at start
 _RELIST = 600.0  # seconds between lists when nothing hints at a gap in the watches
-_DEBOUNCE = 1.0  # seconds that a hint waits for its siblings: a gap hits all watches at once
+_DEBOUNCE = 1.0  # seconds without another hint: a gap hits all watches at once, and each tells of every object
+_MOST_DEBOUNCES = 20  # then everything is listed even if the hints go on
 _FIRST_STATUS = 1.0  # seconds in which a Deployment controller tells of a new Deployment
 _FAILED = {KnobState.REFUSED, KnobState.UNREACHABLE}
 
@@ -185,12 +186,20 @@ class Controller:
         while True:
             try:
                 await asyncio.wait_for(self._gap.wait(), _RELIST)
-                await asyncio.sleep(_DEBOUNCE)
+                await self._last_hint()
             except TimeoutError:
                 pass
-            self._gap.clear()
             if not await self._relist():
                 self._gap.set()
+
+    async def _last_hint(self) -> None:
+        """Wait until no watch hints at a gap any more: one list then makes up for all of them."""
+        for _ in range(_MOST_DEBOUNCES):
+            self._gap.clear()
+            await asyncio.sleep(_DEBOUNCE)
+            if not self._gap.is_set():
+                return
+        self._gap.clear()
 
     async def _relist(self) -> bool:
         """Make the store what the API server has now; return False if that didn't work."""

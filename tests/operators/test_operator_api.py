@@ -154,9 +154,30 @@ async def test_lists_are_of_our_label(api, server):
     await api.children("Pod", "a")
     paths = [unquote(path) for _, path, _, _ in server.requests]
     assert paths == [
-        "/apis/apps/v1/deployments?labelSelector=paceline.io/service",
-        "/api/v1/namespaces/a/pods?labelSelector=paceline.io/service",
+        "/apis/apps/v1/deployments?labelSelector=paceline.io/service&limit=250",
+        "/api/v1/namespaces/a/pods?labelSelector=paceline.io/service&limit=250",
     ]
+
+
+def listed(*names, place=""):
+    items = [{"metadata": {"name": name, "managedFields": [{"manager": "x"}]}} for name in names]
+    return 200, {"metadata": {"continue": place}, "items": items}, {}
+
+
+async def test_a_long_list_is_read_in_pages_and_without_its_bulk(api, server):
+    server.answers = [listed("a", "b", place="more"), listed("c")]
+    assert [item["metadata"] for item in await api.services(None)] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    assert [path.partition("?")[2] for _, path, _, _ in server.requests] == ["limit=250", "limit=250&continue=more"]
+
+
+async def test_a_list_whose_place_is_forgotten_begins_anew(api, server):
+    server.answers = [
+        listed("a", place="more"),
+        (410, {"message": "The provided continue parameter is too old"}, {}),
+        listed("b"),
+    ]
+    assert [item["metadata"]["name"] for item in await api.services(None)] == ["b"]
+    assert len(server.requests) == 3
 
 
 def discovery(**served):

@@ -156,6 +156,26 @@ async def test_a_listing_by_the_watch_is_taken_as_a_gap(loop, monkeypatch):
     assert admin.reads == reads  # its pods aren't asked any more
 
 
+async def test_many_hints_at_a_gap_are_one_list(loop, monkeypatch):
+    monkeypatch.setattr("paceline_operator.controller._DEBOUNCE", 0.2)
+    controller, cluster, _, _ = loop
+    await controller.start()
+    lists, services = [], cluster.services
+
+    async def counted(namespace):
+        lists.append(namespace)
+        return await services(namespace)
+
+    monkeypatch.setattr(cluster, "services", counted)
+    for _ in range(20):
+        controller.observe("InferenceService", {"type": None, "object": body()})
+        await asyncio.sleep(0.03)
+    assert lists == []
+    await eventually(lambda: lists)
+    await asyncio.sleep(0.5)
+    assert len(lists) == 1
+
+
 async def test_a_deleted_service_is_forgotten(loop):
     controller, cluster, _, _ = loop
     await controller.start()

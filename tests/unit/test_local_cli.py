@@ -14,12 +14,13 @@ from rich.console import Console
 
 from paceline_cli.local_apply import parse_manifests, pruned
 from paceline_cli.local_logs import find_streams
-from paceline_cli.local_stack import _stop
+from paceline_cli.local_stack import _launch, _stop
 from paceline_cli.local_view import pod_trouble, services_view, table_view
 from paceline_local.errors import LocalError
 from paceline_local.garbage import orphans
-from paceline_local.leftovers import lock_stack
+from paceline_local.leftovers import is_up, lock_stack
 from paceline_local.manifests import age
+from paceline_local.processes import marked
 from paceline_local.state import MARKER, StateDir
 
 GOOD = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
@@ -60,6 +61,20 @@ def test_an_up_that_came_too_late_leaves_the_other_stack_alone(tmp_path):
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def test_a_down_in_the_first_moment_stops_what_up_has_just_started(tmp_path):
+    state = StateDir(tmp_path / "home")
+    supervisor = _launch(state, operator=False)
+    try:
+        assert is_up(state)  # before it has even read its command line
+        assert paceline("down", home=state.home).stdout == "down\n"
+        assert supervisor.wait(30) is not None
+        assert not state.home.exists()
+        assert marked(MARKER, str(state.home)) == []
+    finally:
+        supervisor.kill()
+        supervisor.wait()
 
 
 def test_documents_lists_and_empty_parts():
@@ -128,7 +143,7 @@ def test_a_folder_of_somebody_else_is_neither_used_nor_cleaned(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["logs", "precious.log"]
 
 
-@pytest.mark.parametrize("seconds", ["-1", "0"])
+@pytest.mark.parametrize("seconds", ["-1", "0", "nan", "inf"])
 def test_a_timeout_is_a_time(tmp_path, seconds):
     done = paceline("up", "--timeout", seconds, home=tmp_path / "home")
     assert (done.returncode, (tmp_path / "home").exists()) == (2, False)
