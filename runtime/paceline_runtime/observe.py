@@ -8,40 +8,21 @@ import itertools
 import sys
 from array import array
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
 
 from paceline_core.wire import Gauges, ObserveDocument, RequestRecord, StepModelDocument, StepRecord
+from paceline_runtime.record_ring import RequestRing
 
 __all__ = ["ObserveLog", "ObserveState", "prefix_hashes"]
 
-T = TypeVar("T")
-REQUESTS_KEPT = 8192  # about 10 MB
+REQUESTS_KEPT = 8192
+REQUEST_BYTES = 8 << 20  # some 7,000 requests with prompts of 1,500 tokens; taken at start
 STEPS_KEPT = 32_768  # 5 minutes at 100 steps/s; 2.6 MB, taken at start
 PAGE = 5000  # records in one answer: about 1 MB of JSON
 _STEP_FIELDS = tuple(spec.name for spec in fields(StepRecord))  # two times, then counts
 _WIDTH = 1 + len(_STEP_FIELDS)
 _HASH_BYTES = 6  # below 2^53, so that every JSON reader keeps it exact
-
-
-class _Ring(Generic[T]):
-    """The last records with their sequence numbers, and the number of the last one that fell out."""
-
-    def __init__(self, size: int) -> None:
-        self._records: deque[tuple[int, T]] = deque(maxlen=size)
-        self.lost_until = 0
-
-    def append(self, number: int, record: T) -> None:
-        if len(self._records) == self._records.maxlen:
-            self.lost_until = self._records[0][0]
-        self._records.append((number, record))
-
-    def after(self, cursor: int) -> Iterator[tuple[int, T]]:
-        """Yield the records after `cursor`, oldest first: walks back from the newest, so a short poll is cheap."""
-        fresh = list(itertools.takewhile(lambda item: item[0] > cursor, reversed(self._records)))
-        return reversed(fresh)
 
 
 class _StepRing:
@@ -93,7 +74,7 @@ class ObserveLog:
     """Collects records; `read` answers `GET /admin/observe`."""
 
     def __init__(self) -> None:
-        self._requests: _Ring[RequestRecord] = _Ring(REQUESTS_KEPT)
+        self._requests = RequestRing(REQUEST_BYTES, REQUESTS_KEPT)
         self._steps = _StepRing(STEPS_KEPT)
         self._last = 0
 
