@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from bench.fidelity_runs import BLOCK_SIZE, LOADS, MAX_MODEL_LEN, Run, collect
+from bench.fidelity_runs import BLOCK_SIZE, LOADS, MAX_MODEL_LEN, Run, collect, save, saved
 from bench.machine import machine
 from rich.console import Console
 from rich.progress import Progress
@@ -171,16 +171,24 @@ def page(rows: Sequence[Row], model: CalibratedModel, seconds: float, repeats: i
     return "\n".join([*lines, "Again: `python -m bench.fidelity`.", ""])
 
 
+def _measure(seconds: float, repeats: int) -> list[Run]:
+    cells = [(load, setting, repeat) for repeat in range(repeats) for load, setting in (*FITTED, *HELD_OUT)]
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("measuring capacity", total=len(cells))
+        return collect(cells, seconds, lambda text: bar.update(task, advance=1, description=text))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.fidelity", description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each run (default 20)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--save", type=Path, help="keep the raw requests and steps in this file")
+    parser.add_argument("--saved", type=Path, help="analyse what --save kept instead of measuring")
     options = parser.parse_args(arguments)
-    cells = [(load, setting, repeat) for repeat in range(options.repeats) for load, setting in (*FITTED, *HELD_OUT)]
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("measuring capacity", total=len(cells))
-        runs = collect(cells, options.seconds, lambda text: bar.update(task, advance=1, description=text))
+    runs = saved(options.saved) if options.saved else _measure(options.seconds, options.repeats)
+    if options.save:
+        save(runs, options.save)
     fitted = [run for run in runs if (run.load, run.setting) in FITTED]
     model = fit(fitted)
     rows = rows_of([run for run in runs if (run.load, run.setting) in HELD_OUT], model, expectations(fitted))

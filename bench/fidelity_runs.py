@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ ENGINE_ARGS = (
     "--max-num-seqs", "16", "--max-num-seqs-limit", "32", "--num-gpu-blocks-override", str(BLOCKS),
 )  # fmt: skip
 _SETTLE_S = 0.5
+_PROBE, _PROBE_CLIENTS = 40, 8  # requests; long prompts take two seconds each
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Engine:
             os.sched_setaffinity(int(task.name), {cores[-1]})
         os.sched_setaffinity(self._server.process.pid, {cores[0]})
         os.sched_setaffinity(0, {cores[0]})
-        self._cursor = 0
+        self._cursor = self._loads = 0
         self._api = Server.ask(self._server.url, None, None)
         self._page()
 
@@ -104,23 +106,24 @@ class Engine:
         """Send `seconds` of a load under a setting. Raises `RuntimeError` if a request wasn't answered."""
         knobs = SETTINGS[setting]
         trace = load.trace(rate, seconds, seed=1)  # the same each time: what repeats differ by is the engine's
-        requests, steps = self._drive(trace, knobs, 1, None)
+        requests, steps = self._drive(trace, knobs, None)
         return Run(load.name, setting, repeat, knobs, requests, steps, BLOCKS)
 
-    def capacity(self, load: Load, seconds: float) -> float:
-        """Return the requests/s of a load that the engine serves with 16 clients that never pause."""
-        trace = load.trace(20.0, 3.0, seed=99)
-        requests, _ = self._drive(trace, SETTINGS["continuous 16/256"], 99, 16)
+    def capacity(self, load: Load) -> float:
+        """Return the requests/s of a load that the engine serves with 8 clients that never pause."""
+        trace = Load(load.name, 1.0, load.prompts, load.outputs, prefixes=load.prefixes).trace(_PROBE, 1.0, seed=99)
+        requests, _ = self._drive(trace, SETTINGS["continuous 16/256"], _PROBE_CLIENTS)
         ends = sorted(r.end for r in requests if r.end is not None)
-        whole = [end for end in ends if end - ends[0] <= seconds]
+        whole = ends[: len(ends) - _PROBE_CLIENTS + 1]  # until then all clients were at work
         return (len(whole) - 1) / (whole[-1] - whole[0])
 
     def _drive(
-        self, trace: Trace, knobs: dict[str, Any], seed: int, clients: int | None
+        self, trace: Trace, knobs: dict[str, Any], clients: int | None
     ) -> tuple[tuple[RequestRecord, ...], tuple[StepRecord, ...]]:
         assert self._server.flip({"sloTpot": None} | knobs), knobs
         self._page()
-        prompts = prompts_of(trace, self._api.tokens_per_word, 1000 * seed)
+        self._loads += 1
+        prompts = prompts_of(_unseen(trace, self._loads), self._api.tokens_per_word, 1000 * self._loads)
         outcomes = asyncio.run(run_load(self._api.url, self._api.model, prompts, concurrency=clients))
         failed = [o.error for o in outcomes if o.error]
         if failed:
@@ -142,17 +145,45 @@ class Engine:
         return pages
 
 
+def _unseen(trace: Trace, number: int) -> Trace:
+    """Return the trace with shared prefixes of its own, so that what an earlier run left in the prefix cache helps none."""
+    shift = number << 32
+    requests = (replace(r, prefix_hashes=tuple(shift + h for h in r.prefix_hashes)) for r in trace.requests)
+    return replace(trace, requests=tuple(requests))
+
+
 def collect(cells: Sequence[tuple[str, str, int]], seconds: float, progress: Any) -> list[Run]:
     """Run the cells (load, setting, repeat) in order on one engine."""
     loads = {load.name: load for load in LOADS}
     with tempfile.TemporaryDirectory() as folder:
         engine = Engine(Path(folder))
         try:
-            rates = {name: engine.capacity(loads[name], seconds) for name in dict.fromkeys(load for load, _, _ in cells)}
+            probe = {_kind(load): load for load in loads.values()}  # loads of the same lengths share one
+            rates = {kind: engine.capacity(load) for kind, load in probe.items()}
             runs = []
             for load, setting, repeat in cells:
                 progress(f"{load}, {setting}")
-                runs.append(engine.run(loads[load], setting, repeat, rates[load], seconds))
+                runs.append(engine.run(loads[load], setting, repeat, rates[_kind(loads[load])], seconds))
             return runs
         finally:
             engine.close()
+
+
+def _kind(load: Load) -> tuple[Any, ...]:
+    return repr(load.prompts), repr(load.outputs), repr(load.prefixes)
+
+
+def save(runs: Sequence[Run], path: Path) -> None:
+    """Keep runs for another analysis, one a line."""
+    path.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
+
+
+def saved(path: Path) -> list[Run]:
+    """Return what `save` kept."""
+    runs = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        requests = tuple(from_json(RequestRecord, r) for r in row.pop("requests"))
+        steps = tuple(from_json(StepRecord, s) for s in row.pop("steps"))
+        runs.append(Run(**row, requests=requests, steps=steps))
+    return runs

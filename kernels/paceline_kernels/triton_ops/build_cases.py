@@ -128,7 +128,9 @@ def _rope(target: Target) -> Iterator[BuildCase]:
         cache, ids = _empty(9, 16, 2, kv_heads, size, dtype=kv_dtype or dtype), _empty(count, dtype=torch.int64)
         scales = _empty(9, 16, 2, kv_heads, dtype=torch.float32) if kv_dtype else None
         run = partial(rope_and_cache, qkv, table, table, cache, ids, heads, positions=ids, kv_scales=scales)
-        yield BuildCase(f"rope {dtype} kv={kv_dtype or dtype} {size}", run, quick=size == 128 and dtype == torch.bfloat16)
+        may_spill = dtype == torch.float32  # 8 bytes on sm_100 for heads of 256
+        quick = size == 128 and dtype == torch.bfloat16
+        yield BuildCase(f"rope {dtype} kv={kv_dtype or dtype} {size}", run, may_spill, quick)
 
 
 def _sampling() -> Iterator[BuildCase]:
