@@ -28,6 +28,7 @@ from paceline_operator.names import (
     SERVICE_LABEL,
     VERSION,
 )
+from paceline_operator.store import shared
 from paceline_operator.transport import APPLY, MERGE, UNMADE, Answer, Object, send
 
 __all__ = ["Cluster", "load_configuration"]
@@ -144,7 +145,7 @@ class Cluster:
                 return None
             for item in page.get("items", []):
                 item["metadata"].pop("managedFields", None)
-                found.append(item)
+                found.append(shared(item))
             place = (page.get("metadata") or {}).get("continue") or ""
             if not place:
                 return found

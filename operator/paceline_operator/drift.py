@@ -8,7 +8,7 @@ from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
-from paceline_operator.names import APPLIED, KIND
+from paceline_operator.names import APPLIED, GROUP, KIND
 from paceline_operator.overlay import list_key
 
 __all__ = ["difference", "drift", "is_left_over", "is_owned_by", "project"]
@@ -40,10 +40,12 @@ def is_owned_by(live: Mapping[str, Any], uid: str) -> bool:
 
 
 def is_left_over(live: Mapping[str, Any], name: str, uid: str) -> bool:
-    """Return whether the live object's controller is an earlier InferenceService of this name, so that it is going."""
+    """Return whether the live object's controller is an earlier InferenceService of this name, so that it is going. One of
+    KServe's has the same kind and stays."""
     references = live.get("metadata", {}).get("ownerReferences") or []
     controllers = [reference for reference in references if reference.get("controller")]
-    return any((r.get("kind"), r.get("name")) == (KIND, name) and r.get("uid") != uid for r in controllers)
+    earlier = [r for r in controllers if str(r.get("apiVersion")).startswith(f"{GROUP}/")]
+    return any((r.get("kind"), r.get("name")) == (KIND, name) and r.get("uid") != uid for r in earlier)
 
 
 def project(desired: Any, live: Any, name: str = "") -> Any:

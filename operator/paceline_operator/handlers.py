@@ -28,6 +28,11 @@ logger = logging.getLogger(__name__)
 # ever by the watches themselves
 _BACKOFFS = (0.2, 0.5, 1.0, *[2.0] * 30)
 
+# seconds: kopf keeps a task and the last event of each object for so long (5 by default); ours have nothing to wait for, and
+# at the start there is an event of every object
+_IDLE = 0.1
+_WORKERS = 100  # such tasks per kind; any number by default
+
 
 def make_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: label selectors on the server's side, patience, no peering, no events of its own.
@@ -42,6 +47,7 @@ def make_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.process.ultimate_exiting_timeout = 15.0
+    settings.queueing.idle_timeout, settings.queueing.worker_limit = _IDLE, _WORKERS
     for group, plural in WATCHED:
         settings.watching.label_selectors[group, plural] = SERVICE_LABEL
     return settings

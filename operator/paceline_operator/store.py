@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from paceline_operator.names import KIND, SERVICE_LABEL, base_name
 
-__all__ = ["Key", "Store", "key_of"]
+__all__ = ["Key", "Store", "key_of", "shared"]
 
 Object = dict[str, Any]
+_SHORT = 64  # characters: longer texts are hardly ever the same
 
 
 class Key(NamedTuple):
@@ -47,7 +49,7 @@ class Store:
         known = objects.get((kind, item["metadata"]["name"]))
         if known is None or not _is_older(item, known):
             meta = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
-            objects[kind, meta["name"]] = {"kind": kind, **item, "metadata": meta}
+            objects[kind, meta["name"]] = shared({"kind": kind, **item, "metadata": meta})
         return key
 
     def remove(self, kind: str, item: Mapping[str, Any]) -> Key | None:
@@ -109,6 +111,16 @@ class Store:
     def count(self, kind: str) -> int:
         """Return how many objects of a kind are known."""
         return sum(known == kind for objects in self._objects.values() for known, _ in objects)
+
+
+def shared(value: Any) -> Any:
+    """Return a copy whose short texts are shared with those of all other objects: a fleet's objects differ in little, and
+    the decoder makes every key anew."""
+    if isinstance(value, dict):
+        return {sys.intern(name): shared(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shared(item) for item in value]
+    return sys.intern(value) if isinstance(value, str) and len(value) <= _SHORT else value
 
 
 def _is_older(item: Mapping[str, Any], known: Mapping[str, Any]) -> bool:

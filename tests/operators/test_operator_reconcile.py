@@ -165,7 +165,8 @@ async def test_a_foreign_deployment_does_not_count_as_ours(world):
 
 
 async def test_what_an_earlier_service_of_the_name_left_is_waited_for(world):
-    owner = {"kind": "InferenceService", "name": "chat", "uid": "earlier", "controller": True}
+    owner = {"apiVersion": "paceline.io/v1alpha1", "kind": "InferenceService", "name": "chat", "uid": "earlier"}
+    owner["controller"] = True
     world.cluster.add(foreign("Deployment", labels={SERVICE_LABEL: "chat"}, ownerReferences=[owner]))
     result = await world.run()
     assert result.retry
