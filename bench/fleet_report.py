@@ -109,7 +109,7 @@ def report(figures: Figures) -> str:
         f"connections. It refused {figures.cold.refused / n:.2f} of the calls per service: Kubernetes 1.20 takes no Service",
         "whose apply says that there is none yet, so there it is made by a second call. Both count, as do the lists and the",
         "discovery at the operator's start (GET in the table). A server that takes it would get",
-        f"{_taken(figures):.2f} calls per service.",
+        f"{_taken(figures):.2f} calls per service. Not counted: kopf's watches, a list in chunks and a stream per kind.",
         f"One changed knob is in the ConfigMap after {p50:.3f} s (median) and {p95:.3f} s (p95 of {len(figures.changes)}).",
         "",
         "| target | met |",

@@ -31,6 +31,7 @@ _BACKOFFS = (0.2, 0.5, 1.0, *[2.0] * 30)
 # seconds: kopf keeps a task and the last event of each object for so long (5 by default); ours have nothing to wait for, and
 # at the start there is an event of every object
 _IDLE = 0.1
+_CHUNK = 100  # objects of a list at once; all kinds are listed at the same time
 _WORKERS = 100  # such tasks per kind; any number by default
 
 
@@ -47,6 +48,7 @@ def make_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.process.ultimate_exiting_timeout = 15.0
+    settings.watching.chunk_size = _CHUNK
     settings.queueing.idle_timeout, settings.queueing.worker_limit = _IDLE, _WORKERS
     for group, plural in WATCHED:
         settings.watching.label_selectors[group, plural] = SERVICE_LABEL
