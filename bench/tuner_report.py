@@ -49,10 +49,10 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
     lines = [
         "# The tuner on a made-up fleet",
         "",
-        f"**Virtual time**: {len(rows)} services × {hours:g} h, 3 pods each, interval {interval:g} s. Pods run the",
+        f"**Virtual time**: {len(rows)} services × {hours:g} h, 2 pods each, interval {interval:g} s. Pods run the",
         "production scheduler on a modelled device with tiles and a context knee, which the tuner's linear model can't",
         "tell. Traffic changes its kind half-way. Goodput: requests/s within the objective in the settled part of each half",
-        "(from 5 intervals after the start or the shift on). `best` is the best of 12 fixed settings for that half alone,",
+        "(from 5 intervals after the start or the shift on). `best` is the best of 10 fixed settings for that half alone,",
         "`vLLM` is maxNumSeqs 256 with a budget of 8192.",
         "",
         *_summary(honest),

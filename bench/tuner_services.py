@@ -11,7 +11,7 @@ from paceline_core.uneven import UnevenDevice
 from paceline_sim.generate import Lengths, bursty
 from paceline_sim.trace import Trace, TraceRequest
 
-PODS = 3
+PODS = 2
 NUM_BLOCKS = 12_000  # 192,000 tokens
 MAX_MODEL_LEN = 1 << 20
 VLLM = Knobs(max_num_seqs=256, max_num_batched_tokens=8192)
@@ -58,16 +58,16 @@ class MadeUpService:
 def made_up(number: int, hours: float) -> MadeUpService:
     """Return service `number` of the fleet; every seventh tells lies about its steps."""
     rng = random.Random(number)
-    scale = rng.uniform(0.6, 1.6)
+    scale = rng.uniform(3.0, 8.0)
     base = StepModel(0.011 * scale, 2.2e-4 * scale, 5.5e-5 * scale, 1.6e-7 * scale, 6e-10 * scale)
     device = UnevenDevice(
         base, rng.choice((4, 8, 16)), rng.choice((32, 64, 128)), rng.choice((2e4, 4e4, 8e4)), rng.uniform(1.5, 3)
     )
     kinds = tuple(rng.sample(sorted(_KINDS), 2))
-    rates = tuple(rng.uniform(0.45, 0.85) / _cost(device, kind) for kind in kinds)
+    rates = tuple(rng.uniform(0.5, 0.95) / _cost(device, kind) for kind in kinds)
     lie = ("doubled", "frozen")[number % 2] if number % 7 == 6 else ""
     start = "vllm" if lie else ("vllm", "vllm", "one", "vllm", "huge")[number % 5]
-    ttft, tpot = rng.choice((0.8, 1.5, 3.0)), scale * rng.choice((0.03, 0.04, 0.06))
+    ttft, tpot = rng.choice((3.0, 5.0, 9.0)), scale * rng.choice((0.022, 0.03, 0.045))
     return MadeUpService(f"s{number:02d}", device, start, ttft, tpot, kinds, rates, hours * 1800.0, lie)
 
 

@@ -27,7 +27,7 @@ from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.status import Observation, TuningStatus, merge_patch, status_of
 from paceline_operator.store import Key, Store
-from paceline_operator.tuning.overrides import Trying, read_trying
+from paceline_operator.tuning.overrides import IN_FORCE, Trying, read_trying
 from paceline_operator.turns import Turns
 
 __all__ = ["Pass", "Reconciler"]
@@ -109,8 +109,8 @@ class Reconciler:
         return replace(applied, fetch=replace(applied.fetch, done=done, total=total), again=min(waits))
 
     async def _effective(self, key: Key, service: InferenceService) -> Effective:
-        """Return the knobs in force. An override that isn't any more is emptied, so that no pod reads it and an edit that
-        is taken back doesn't bring it back."""
+        """Return the knobs in force. An override that isn't any more is taken out, so that no pod reads it and an edit that
+        is taken back doesn't bring it back; the history of tuning stays."""
         live = self.store.get(key, "ConfigMap", tuned_name(service.name))
         if live is None or not is_owned_by(live, service.uid):
             return effective(service, None)
@@ -118,7 +118,7 @@ class Reconciler:
         if found.dropped:
             meta = live["metadata"]
             logger.info("%s/%s: what tuning found is dropped: %s", key.namespace, service.name, found.dropped)
-            patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "data": None}
+            patch = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "data": dict.fromkeys(IN_FORCE)}
             emptied = await self.cluster.merge("ConfigMap", key.namespace, meta["name"], patch)
             if emptied is not None:
                 self.store.put("ConfigMap", emptied)

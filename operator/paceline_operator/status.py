@@ -77,7 +77,7 @@ def status_of(seen: Observation) -> dict[str, Any]:
     if seen.service is None:
         return status | _kept(old)
     status |= _of_spec(seen.service, seen.effective or effective(seen.service, None))
-    return status | ({"tuning": seen.tuning.content} if seen.tuning else {})
+    return status | {"tuning": seen.tuning.content if seen.tuning else _untuned(seen.service, old)}
 
 
 def _conditions(seen: Observation) -> list[Condition]:
@@ -102,11 +102,16 @@ def _of_spec(service: InferenceService, found: Effective) -> dict[str, Any]:
         "strategy": found.knobs.strategy.value,
         "model": service.model_name,
         "slo": _slo_text(service),
-        "tuning": {"mode": service.tuning.mode},
         "url": service_url(service),
         "effective": _rows(found) | _stated_rows(service),
         **({"className": service.class_name} if service.class_name else {}),
     }
+
+
+def _untuned(service: InferenceService, old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return status.tuning where the tuner says nothing: what it did stays to be read."""
+    past = old.get("tuning") or {}
+    return {"mode": service.tuning.mode} | {name: past[name] for name in ("lastChange", "history") if name in past}
 
 
 def _kept(old: Mapping[str, Any]) -> dict[str, Any]:

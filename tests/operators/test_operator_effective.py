@@ -101,13 +101,16 @@ def test_a_file_without_a_hash_counts_always(tmp_path):
     assert merge_knobs(found, {}).max_num_seqs == 7
 
 
+PAST = '{"phase": "Settled", "history": []}'
+
+
 def config_map(override, uid="uid-1"):
     reference = {"uid": uid, "controller": True}
     meta = {"name": tuned_name("chat"), "namespace": "team-a", "labels": {SERVICE_LABEL: "chat"}}
     return {
         "kind": "ConfigMap",
         "metadata": meta | {"ownerReferences": [reference], "uid": "uid-tuned"},
-        "data": {"knobs.json": override_text(override)},
+        "data": {"knobs.json": override_text(override), "trial.json": "{}", "state.json": PAST},
     }
 
 
@@ -140,6 +143,7 @@ async def test_an_edit_empties_the_override_so_that_taking_it_back_does_not_brin
     world.manifest(edited(batching={"maxNumSeqs": 16}), generation=2)
     assert (await world.run()).target.knobs["maxNumSeqs"] == 16
     assert ("merge", "ConfigMap") in world.cluster.calls
+    assert world.store.get(KEY, "ConfigMap", tuned_name("chat"))["data"] == {"state.json": PAST}  # what was tried is kept
     world.manifest(AUTO, generation=3)
     assert (await world.run()).target.knobs["maxNumSeqs"] == 32
     assert ("merge", "ConfigMap") not in world.cluster.calls
@@ -149,3 +153,13 @@ async def test_an_override_of_an_earlier_service_of_the_name_is_not_read(world):
     world.sees("ConfigMap", config_map(tuned(AUTO, maxNumSeqs=48), uid="uid-0"))
     assert (await world.run()).target.knobs["maxNumSeqs"] == 32
     assert body(AUTO)["metadata"]["uid"] == "uid-1"
+
+
+async def test_what_tuning_did_stays_in_the_status_when_it_is_switched_off(world):
+    await world.run()
+    past = {"lastChange": {"outcome": "Settled(Verified)"}, "history": [{"outcome": "Settled(Verified)"}]}
+    told = {"mode": "Auto", "state": "Settled", "applied": {"maxNumSeqs": 48}}
+    world.cluster.objects["InferenceService", "chat"]["status"]["tuning"] = told | past
+    world.manifest(edited(tuning={"mode": "Off"}), generation=2)
+    await world.run()
+    assert world.store.service(KEY)["status"]["tuning"] == {"mode": "Off"} | past

@@ -9,8 +9,9 @@ from tuning_kit import DEVICE, INTERVAL, Service, bad_start
 from paceline_core.knobs import Knobs
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision, decide
+from paceline_operator.tuning.machine import Ask, Facts, PodFact, advance
 from paceline_operator.tuning.question import Question
-from paceline_operator.tuning.state import Phase, State
+from paceline_operator.tuning.state import Phase, State, Trial
 from paceline_operator.tuning.twin import Forecast
 
 HARMFUL = {"maxNumSeqs": 1}
@@ -72,15 +73,40 @@ def test_no_traffic_to_tell_by_means_back():
     assert {pod.knobs.max_num_seqs for pod in service.pods.values()} == {32}
 
 
-@pytest.mark.slow  # searches of several seconds
-def test_a_gain_that_does_not_come_is_taken_back():
-    service = Service(Knobs(max_num_seqs=32), rate=40.0, seconds=400, ttft=0.3)
-    service.run(40)
-    service.look(claim(maxNumSeqs=24))  # hopeless overload: 24 slots are no worse, but nothing is gained
-    service.run(200)
-    outcome = service.brain.state.history[-1].outcome
-    assert outcome in ("Reverted(NoGain)", "Reverted(Harm)"), service.told
-    assert "maxNumSeqs" not in service.brain.state.override or service.brain.state.override["maxNumSeqs"] != 24
+def promoted(share, decision, *, baseline=0.5):
+    """What becomes of 32 → 24 slots, promised 90 %, once `share` keep the objective and the twin has decided."""
+    trial = Trial(
+        {"maxNumSeqs": 32}, {"maxNumSeqs": 24}, "it would be better", 0.0, (), "pod-0", baseline, 0.5, 0.9, 0.8
+    )  # fmt: skip
+    state = State(spec_hash="h1", phase=Phase.VERIFYING, trial=trial, override={"maxNumSeqs": 24})
+    pods = (PodFact("pod-0", "pod-0"), PodFact("pod-1", "pod-1"))
+    facts = Facts("Auto", "h1", {"maxNumSeqs": 24}, pods, None, INTERVAL, decision=decision, after=(300, share))
+    return advance(state, facts, 5 * INTERVAL)
+
+
+@pytest.mark.parametrize(
+    ("share", "kind", "reason", "outcome"),
+    [
+        (0.50, "Change", "Better", "Reverted(NoGain)"),  # the old knobs would do better on what came since
+        (0.40, "Hold", "WithinError", "Reverted(NoGain)"),  # worse than before, and the twin can't tell why
+        (0.50, "Freeze", "TwinOff", "Reverted(NoGain)"),  # nobody can say what it is good for
+        (0.48, "Hold", "WithinError", "Settled(Kept)"),
+        (0.30, "Hold", "NoBetter", "Settled(TrafficChanged)"),  # the old knobs would do no better: it is the traffic
+    ],
+)
+def test_a_gain_that_does_not_come_is_taken_back_unless_the_traffic_is_to_blame(share, kind, reason, outcome):
+    state, effects = promoted(share, Decision(kind, reason, "", target={"maxNumSeqs": 32}))
+    assert state.history[-1].outcome == outcome and state.trial is None and effects
+    back = outcome.startswith("Reverted")
+    assert dict(state.override) == ({} if back else {"maxNumSeqs": 24})
+    assert [b.changes for b in state.blocked] == ([{"maxNumSeqs": 24}] if back else [])
+
+
+@pytest.mark.parametrize(("share", "asks"), [(0.55, True), (0.60, False), (0.96, False)])
+def test_a_quarter_of_the_gain_or_the_objective_verifies_it_without_the_twin(share, asks):
+    state, effects = promoted(share, None)
+    assert any(isinstance(effect, Ask) for effect in effects) == asks
+    assert (state.history[-1:] == ()) == asks
 
 
 def test_an_operator_that_died_in_a_canary_resumes_it():
@@ -133,7 +159,6 @@ def test_a_change_that_is_never_taken_over_is_given_up():
     assert service.brain.state.history[-1].outcome == "Reverted(NotApplied)"
 
 
-@pytest.mark.slow  # searches of several seconds
 def test_one_pod_is_judged_before_and_after():
     service = bad_start(pods=1).run(120)
     assert service.brain.state.history[0].outcome == "Settled(Verified)"
@@ -143,12 +168,11 @@ def test_one_pod_is_judged_before_and_after():
     assert harmed.brain.state.history[-1].outcome == "Reverted(Harm)"
 
 
-@pytest.mark.slow  # searches of several seconds
 def test_recommend_only_says_so():
-    service = bad_start()
+    service = bad_start(rate=4.0)
     service.mode = "Recommend"
-    service.run(60)
-    assert service.reasons == ["TuningRecommended"] and service.brain.decision.kind == "Change"
+    service.run(22)
+    assert set(service.reasons) == {"TuningRecommended"} and service.brain.decision.kind == "Change"
     assert {pod.knobs.max_num_seqs for pod in service.pods.values()} == {1}
 
 
@@ -167,14 +191,12 @@ def test_figures_that_are_wrong_change_nothing(lie):
         assert {note.health for note in service.brain.view.notes} == {"Stale"}
 
 
-@pytest.mark.slow  # searches of several seconds
 def test_a_setting_that_did_harm_is_not_tried_again():
-    service = bad_start()
-    service.brain.state = replace(service.brain.state, spec_hash="h1")
-    service.run(20)
-    target = next(q for q in service.questions if decide(q).kind == "Change")
-    first = decide(target)
-    again = decide(replace(target, blocked=(dict(first.target),)))
+    service = bad_start(rate=4.0)
+    service.run(14)
+    first = service.brain.decision
+    assert first.kind == "Change"
+    again = decide(replace(service.questions[-1], blocked=(dict(first.target),)))
     assert again.target != first.target
 
 
@@ -186,19 +208,19 @@ def test_bounds_that_exclude_everything_change_nothing():
     assert not service.told and service.brain.decision.reason == "NoBetter"
 
 
-@pytest.mark.slow  # searches of several seconds
 def test_an_objective_that_nothing_keeps_names_the_best_and_what_would():
-    service = Service(Knobs(max_num_seqs=4), rate=6.0, ttft=1.0, tpot=0.008, device=DEVICE)
+    service = Service(Knobs(max_num_seqs=4), rate=4.0, ttft=1.0, tpot=0.008, device=DEVICE)
     service.mode = "Recommend"
-    service.run(40)
+    service.run(16)
     assert "no setting keeps the objective" in service.brain.decision.hardware
     assert "steps" in service.brain.decision.hardware or "pods" in service.brain.decision.hardware
 
 
-@pytest.mark.slow  # searches of several seconds
 def test_without_an_objective_tokens_per_second_count_under_a_guard():
-    service = bad_start(ttft=None, tpot=None)
+    service = bad_start(rate=4.0, ttft=None, tpot=None)
     service.mode = "Recommend"
-    service.run(60)
-    assert not service.questions[-1].objective.stated
-    assert service.brain.decision.kind in ("Change", "Hold")
+    service.run(16)
+    (question,), decision = service.questions, service.brain.decision
+    assert not question.objective.stated and question.objective.ttft > 1.0
+    assert decision.kind == "Change" and decision.best.token_rate > 1.2 * decision.current.token_rate, decision
+    assert decision.best.attainment > 0.5  # the guard holds

@@ -15,7 +15,7 @@ from paceline_operator.knob_sync import Target
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.decision_log import DecisionLog
-from paceline_operator.tuning.overrides import config_map, read_state, read_trying
+from paceline_operator.tuning.overrides import IN_FORCE, config_map, read_state, read_trying
 from paceline_operator.tuning.state import Change, Phase, State, Trial
 from paceline_operator.tuning.status import report
 
@@ -52,6 +52,15 @@ def test_looking_writes_nothing():
     settled = State(spec_hash=spec_hash(found), override={"maxNumSeqs": 16}, history=(CHANGE,))
     searched = replace(settled, next_search=9.0, idle_searches=3, signature=(1.0,), kept=True).told("NoBetter", "24.7 %")
     assert config_map(found, settled) == config_map(found, searched)
+
+
+def test_an_override_that_was_taken_out_leaves_its_history():
+    found = service(AUTO)
+    state = State(spec_hash=spec_hash(found), phase=Phase.SETTLED, override={"maxNumSeqs": 16}, history=(CHANGE,), changes=2)
+    live = config_map(found, state)
+    live["data"] = {key: text for key, text in live["data"].items() if key not in IN_FORCE}
+    kept = read_state(live)
+    assert kept.history == (CHANGE,) and not kept.override and kept.phase is Phase.OBSERVING and kept.changes == 0
 
 
 @pytest.mark.parametrize(

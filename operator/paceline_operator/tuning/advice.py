@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from paceline_core.knobs import Knobs, Strategy
@@ -39,14 +41,21 @@ def hardware(question: Question, twin: Twin, found: Found) -> str:
     if not question.objective.stated or question.only is not None or _objective_kept(question, found.best):
         return ""
     best = f"no setting keeps the objective: the best keeps {found.best.attainment:.1%} of the requests within it"
-    for times in _REPLICAS:
-        if _objective_kept(question, twin.forecast(found.knobs, load=question.load / times)):
-            return f"{best}; {times} times the pods ({times * question.pods}) would"
-    for share in _SPEEDS:
-        faster = question.model.scaled(share)
-        if _objective_kept(question, twin.forecast(found.knobs, load=question.load, model=faster)):
-            return f"{best}; more pods wouldn't, a device with steps {1 / share:.1f} times as fast would"
+    replicas = _first(_REPLICAS, lambda times: twin.forecast(found.knobs, load=question.load / times), question)
+    if replicas < len(_REPLICAS):
+        times = _REPLICAS[replicas]
+        return f"{best}; {times} times the pods ({times * question.pods}) would"
+    speed = _first(
+        _SPEEDS, lambda share: twin.forecast(found.knobs, load=question.load, model=question.model.scaled(share)), question
+    )
+    if speed < len(_SPEEDS):
+        return f"{best}; more pods wouldn't, a device with steps {1 / _SPEEDS[speed]:.1f} times as fast would"
     return f"{best}; neither {_REPLICAS[-1]} times the pods nor a device 8 times as fast would: the objective is too tight"
+
+
+def _first(steps: Sequence[float], forecast: Callable[[float], Forecast], question: Question) -> int:
+    """Return the place of the first of `steps`, each of more hardware, that keeps the objective; found by halving."""
+    return bisect_left(steps, True, key=lambda step: _objective_kept(question, forecast(step)))
 
 
 def _objective_kept(question: Question, forecast: Forecast) -> bool:

@@ -19,12 +19,15 @@ from paceline_sim.result import Outcome
 
 __all__ = ["Fidelity", "check"]
 
-# relative errors up to which a twin is of use: the direction of a change survives them, and one pod proves it first
+# Errors up to which a twin is of use, chosen on services 0 to 4 of `bench.tuner_fleet` and not touched since; the others
+# judge them. Wide on purpose: the direction of a change survives such errors, a gain must exceed the error of attainment
+# anyway, and one pod proves the change first. What they are there for is a twin of another service than this one: a model
+# that is twice the truth is off by 50 to 100 % in all of them.
 _TPOT_ERROR = 0.25
 _TTFT_ERROR = 0.40
-_TAIL_ERROR = 0.60
-_RATE_ERROR = 0.25
-_ATTAINMENT_ERROR = 0.45  # wide: a gain has to exceed it anyway, and one pod proves it first
+_TAIL_ERROR = 0.60  # the 90th percentile of a few hundred requests is itself known to within about a third
+_RATE_ERROR = 0.25  # same requests, same order: beyond it the service rate is another
+_ATTAINMENT_ERROR = 0.45  # beyond it hardly any gain (of at most 1) could exceed it
 _STEP_ERROR = 0.35
 # seconds that HTTP, tokenising and scraping add to a time that the twin doesn't know of
 _TTFT_FLOOR, _TPOT_FLOOR = 0.03, 0.002

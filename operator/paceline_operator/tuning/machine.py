@@ -137,22 +137,26 @@ def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
 
 
 def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
+    text = decision.message
     if decision.kind != "Change":
-        waits = min(16, 2**state.idle_searches)
-        state = replace(state, next_search=now + waits * facts.interval, idle_searches=state.idle_searches + 1)
         news = decision.kind == "Freeze" and state.reason != decision.reason
-        tell = (Tell("TuningFrozen", decision.message, warning=True),) if news else ()
-        return state.told(decision.reason, decision.message), tell
-    state = replace(state, next_search=now + facts.interval, idle_searches=0)
+        return _later(state, facts, now).told(decision.reason, text), (Tell("TuningFrozen", text, warning=True),) * news
     if facts.mode != "Auto":
-        recommended = (Tell("TuningRecommended", decision.message),) if state.message != decision.message else ()
-        return state.told("Recommended", decision.message), recommended
+        news = state.message != text
+        return _later(state, facts, now).told("Recommended", text), (Tell("TuningRecommended", text),) * news
+    state = replace(state, next_search=now + facts.interval, idle_searches=0)
     if facts.busy:
         return state.told("Frozen", facts.busy), ()
     if state.changes >= _MOST_CHANGES:
         text = f"{_MOST_CHANGES} changes were made since the traffic shifted: no more until it shifts again"
         return state.told("EnoughChanges", text), ()
     return _start(state, facts, decision, now)
+
+
+def _later(state: State, facts: Facts, now: float) -> State:
+    """Return the state that asks again ever more rarely while nothing is to be done and the traffic stays what it is."""
+    waits = min(16, 2**state.idle_searches)
+    return replace(state, next_search=now + waits * facts.interval, idle_searches=state.idle_searches + 1)
 
 
 def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
@@ -202,7 +206,7 @@ def _try(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, E
         state, effects = _promote(state, trial, facts, now)
         return state, (Tell("TuningPromoting", text), *effects)
     if now - trial.applied > _CANARY_MOST * facts.interval:
-        seen = evidence.text if evidence is not None else "no request could be judged"
+        seen = evidence.text if evidence is not None else "nothing could be judged"
         return _revert(state, facts, now, Reason.LOW_TRAFFIC, f"too little traffic to tell whether it is worse: {seen}")
     return state, ()
 
@@ -224,11 +228,11 @@ def _promote(state: State, trial: Trial, facts: Facts, now: float) -> tuple[Stat
         return state, ()
     if 2 * len(trial.pods) < len(facts.pods):
         others = sorted(pod.name for pod in facts.pods if pod.name not in trial.pods)
-        pods = (*trial.pods, *others[: len(trial.pods)])
-        return replace(state, trial=replace(trial, pods=pods, stepped=now)), ()
-    everywhere = {**state.override, **trial.after}
+        return replace(state, trial=replace(trial, pods=(*trial.pods, *others[: len(trial.pods)]), stepped=now)), ()
     text = f"in force on all {len(facts.pods)} pods, now verified: {_arrow(trial)}"
-    state = replace(state, phase=Phase.VERIFYING, since=now, override=everywhere, trial=replace(trial, pods=()))
+    state = replace(
+        state, phase=Phase.VERIFYING, since=now, override={**state.override, **trial.after}, trial=replace(trial, pods=())
+    )
     return state.told("Promoted", text), (Tell("TuningPromoted", text),)
 
 
@@ -252,9 +256,9 @@ def _verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State
 def _compared(state: State, trial: Trial, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
     """The gain hasn't come: keep the change only if the twin says that the old knobs would do worse on what came since."""
     share = facts.after[1]
-    if decision.kind == "Hold" and decision.reason in ("NoBetter", "WithinError") and share >= trial.baseline - _WORSE:
+    if decision.reason in ("NoBetter", "WithinError") and share >= trial.baseline - _WORSE:
         return _settle(state, trial, facts, now, "Kept")
-    if decision.kind == "Hold" and decision.reason == "NoBetter":
+    if decision.reason == "NoBetter":
         return _settle(state, trial, facts, now, "TrafficChanged")
     text = f"the gain didn't come: {share:.1%} of the requests keep the objective, {trial.baseline:.1%} did before"
     return _revert(state, facts, now, Reason.NO_GAIN, text)
@@ -271,16 +275,12 @@ def _revert(state: State, facts: Facts, now: float, reason: Reason, text: str) -
     """Back to the knobs from before; what did harm or nothing isn't tried again soon."""
     trial = state.trial
     assert trial is not None, "there is something to take back"
-    override = dict(state.override)
-    if state.phase is Phase.VERIFYING:
-        override = dict(trial.override)
+    override = dict(trial.override if state.phase is Phase.VERIFYING else state.override)
     blocked = state.blocked
     if reason in (Reason.HARM, Reason.NO_GAIN, Reason.REFUSED):
         blocked = _block(blocked, trial.after, now, facts.interval)
-    state = replace(
-        state, phase=Phase.REVERTED, since=now, trial=None, override=override, blocked=blocked,
-        cooldown=now + _CALM.get(reason, _CALM_ELSE) * facts.interval,
-    )  # fmt: skip
+    calm = now + _CALM.get(reason, _CALM_ELSE) * facts.interval
+    state = replace(state, phase=Phase.REVERTED, since=now, trial=None, override=override, blocked=blocked, cooldown=calm)
     state = state.with_change(_change(trial, now, f"Reverted({reason})", text)).told(reason, text)
     return state, (Tell("TuningReverted", f"{_arrow(trial)} taken back: {text}", reason is not Reason.LOW_TRAFFIC),)
 

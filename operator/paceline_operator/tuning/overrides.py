@@ -23,10 +23,11 @@ from paceline_operator.names import labels
 from paceline_operator.spec import InferenceService
 from paceline_operator.tuning.state import State
 
-__all__ = ["FIELD_MANAGER", "Trying", "config_map", "read_state", "read_trying"]
+__all__ = ["FIELD_MANAGER", "IN_FORCE", "Trying", "config_map", "read_state", "read_trying"]
 
 FIELD_MANAGER = "paceline-tuner"
 _TRIAL, _STATE = "trial.json", "state.json"
+IN_FORCE = (KNOBS_FILE, _TRIAL)  # the keys that pods are run by; without them tuning has a past, but no say
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,18 @@ def config_map(service: InferenceService, state: State) -> dict[str, Any]:
 
 
 def read_state(live: Mapping[str, Any] | None) -> State | None:
-    """Return the state in a ConfigMap, None if there is none that can be read."""
+    """Return the state in a ConfigMap, None if there is none that can be read.
+
+    Where the override was taken out meanwhile (`IN_FORCE`), only what is remembered of the past is left.
+    """
+    data = _data(live)
     try:
-        return State.from_json(json.loads(_data(live)[_STATE]))
+        state = State.from_json(json.loads(data[_STATE]))
     except (KeyError, ValueError, FormatError):
         return None
+    if state.override and KNOBS_FILE not in data:
+        return State(spec_hash=state.spec_hash, blocked=state.blocked, history=state.history)
+    return state
 
 
 def read_trying(live: Mapping[str, Any] | None, spec_hash: str) -> Trying:

@@ -1,8 +1,8 @@
-"""Finds the setting with the most goodput, one knob after the other: some twenty replays. Pure."""
+"""Finds the setting with the most goodput, one knob after the other, from where it is outwards. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ __all__ = ["Found", "better", "changes_between", "search"]
 _TIE = 0.01  # relative: goodputs closer than this are equal, and latency decides
 _LATENCY_TIE = 0.10
 _FAILED = 0.02  # of requests: less goodput is none to rank by
+_PATIENCE = 2  # settings in a row that are worse than the best: further away from it there is nothing to find
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +42,32 @@ class _Search:
             self.known[knobs] = self.twin.forecast(knobs, load=self.question.load)
         return self.known[knobs]
 
-    def sweep(self, best: Knobs, changes: list[dict[str, Any]]) -> Knobs:
-        """Return the best of `best` and its changes."""
-        last: Forecast | None = None
+    def sweep(self, best: Knobs, changes: Sequence[Mapping[str, Any]]) -> Knobs:
+        """Return the best of `best` and its changes, tried in their order while that leads anywhere."""
+        start, last, worse = best, None, 0
         for change in changes:
-            knobs = merge_changes(best, change)
-            if knobs is None or self._is_blocked(knobs):
+            knobs = merge_changes(start, change)
+            if knobs is None or knobs == start or self._is_blocked(knobs):
                 continue
             before, last = last, self.forecast(knobs)
-            if last == before:
-                break  # the knob doesn't bind any more: more of it changes nothing
-            if better(self.question, self.forecast(knobs), self.forecast(best)):
-                best = knobs
+            if last == before and last == self.forecast(start):
+                break  # the knob doesn't bind: more of it changes nothing
+            if better(self.question, last, self.forecast(best)):
+                best, worse = knobs, 0
+            elif better(self.question, self.forecast(best), last):
+                worse += 1
+            if worse == _PATIENCE:
+                break
         return best
+
+    def around(self, best: Knobs, changes: Sequence[Mapping[str, Any]], name: str) -> Knobs:
+        """Return the best of `best` and its changes in knob `name`: first those above its value, then those below."""
+        here = knobs_to_wire(best)[name]
+        if not isinstance(here, int):
+            return self.sweep(best, changes)
+        above = self.sweep(best, [change for change in changes if change[name] > here])
+        below = self.sweep(best, [change for change in reversed(changes) if change[name] < here])
+        return above if better(self.question, self.forecast(above), self.forecast(below)) else below
 
     def _is_blocked(self, knobs: Knobs) -> bool:
         changes = changes_between(self.base, knobs)
@@ -72,7 +86,7 @@ def search(twin: Twin, knobs: Knobs, question: Question, current: Forecast) -> F
     """Return the best setting found; with `question.only` the best of those and the current one, forecast as `current`."""
     state = _Search(question, twin, knobs, {knobs: current})
     if question.only is not None:
-        best = state.sweep(knobs, [dict(changes) for changes in question.only])
+        best = state.sweep(knobs, question.only)
     else:
         best = _known_to_the_model(state, _sweeps(state, knobs))
     tried = ((changes_between(knobs, k), f) for k, f in state.known.items())
@@ -82,9 +96,9 @@ def search(twin: Twin, knobs: Knobs, question: Question, current: Forecast) -> F
 def _sweeps(state: _Search, best: Knobs) -> Knobs:
     bounds, model = state.question.bounds, state.question.model.base
     for name in TUNED:
-        best = state.sweep(best, ladder(name, best, bounds, model))
+        best = state.around(best, ladder(name, best, bounds, model), name)
     for name in TUNED[:2]:
-        best = state.sweep(best, between(name, best, bounds, model))
+        best = state.around(best, between(name, best, bounds, model), name)
     return best
 
 

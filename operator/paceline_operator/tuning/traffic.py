@@ -12,7 +12,7 @@ from paceline_operator.tuning.view import ServiceView
 __all__ = ["is_due", "load_ahead", "looked", "moved", "signature_of"]
 
 _MOVED = 1.33  # a figure that is by this factor up or down is other traffic
-_SAFETY = 1.25  # margin on the rate: a burst is no forecast
+_SAFETY = 1.25  # margin on the rate: 40 arrivals, a pod's in an interval, vary by a sixth; 1.25 is one and a half of that
 _TREND_FROM, _TREND_MOST = 1.15, 1.5
 
 
