@@ -21,17 +21,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paceline_core.request import BATCH_PRIORITY
 from paceline_runtime.admin_auth import bearer
 from paceline_runtime.api_errors import ApiError, error_body
 from paceline_runtime.secret_file import SecretFile, secret_lines
 from paceline_runtime.settings import SettingsError
+from paceline_runtime.tiers import TIERS
 
-__all__ = ["TIERS", "ApiKey", "KeyFile", "KeyGate", "api_key_of"]
+__all__ = ["ApiKey", "KeyFile", "KeyGate", "api_key_of"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # a label's value
 _MAX_KEYS = 1000  # each is compared with every request, and has time series of its own
-TIERS = {"interactive": 0, "batch": BATCH_PRIORITY}  # their priorities
 _OPEN_PATHS = ("/health/", "/metrics", "/version")  # probes and scrapers have no key; nothing there is secret
 
 

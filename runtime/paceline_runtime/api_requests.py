@@ -28,6 +28,7 @@ async def start_completion(
     service: Service, body: CompletionRequest, options: CallOptions
 ) -> tuple[list[Generation], CompletionReply]:
     """Start the generations of a completion request, `n` for each prompt. Raises `ApiError`."""
+    options = options.preferring(body.asked_priority)
     tokenizer = service.admit(body.model, options)
     grammar = await _text_grammar(body)
     prompts = [p if isinstance(p, list) else await encode(tokenizer, p, add_special_tokens=True) for p in body.prompts]
@@ -50,6 +51,7 @@ async def start_completion(
 
 async def start_chat(service: Service, body: ChatRequest, options: CallOptions) -> tuple[list[Generation], ChatReply]:
     """Start the `n` generations of a chat request. Raises `ApiError`."""
+    options = options.preferring(body.asked_priority)
     tokenizer = service.admit(body.model, options)
     tools = tool_format_of(tokenizer.chat_template)
     grammar = await _chat_grammar(body, tools)

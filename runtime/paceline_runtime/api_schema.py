@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline_runtime.format_schema import GUIDED, ResponseFormat, StructuredOutputs, guided
+from paceline_runtime.tiers import MAX_PRIORITY, SERVICE_TIERS
 
 __all__ = [
     "ACCEPTED",
@@ -56,8 +57,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # parameters that change nothing about the answer
 _IRRELEVANT = (
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "reasoning_effort", "verbosity",
+    "user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort",
+    "verbosity",
 )  # fmt: skip
 
 
@@ -101,6 +102,8 @@ class ApiRequest(BaseModel):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +133,11 @@ class ApiRequest(BaseModel):
     def stops(self) -> tuple[str, ...]:
         """Stop texts, always as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def asked_priority(self) -> int | None:
+        """The priority that the body asks for; a number says more than a tier. None: it asks for nothing."""
+        return SERVICE_TIERS.get(self.service_tier or "") if self.priority is None else self.priority
 
     @property
     def include_usage(self) -> bool:

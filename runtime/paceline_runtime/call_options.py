@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.requests import Request
 
 from paceline_core.durations import parse_duration
 from paceline_core.errors import FormatError
 from paceline_runtime.api_errors import invalid
-from paceline_runtime.api_keys import TIERS, api_key_of
+from paceline_runtime.api_keys import ApiKey, api_key_of
 from paceline_runtime.api_middleware import request_id
+from paceline_runtime.tiers import MAX_PRIORITY, TIERS
 
 __all__ = ["CallOptions", "read_options"]
 
-_MAX_PRIORITY = 1 << 31
 _TRACEPARENT = 64  # characters; W3C's has 55
 
 
@@ -24,6 +24,7 @@ _TRACEPARENT = 64  # characters; W3C's has 55
 class CallOptions:
     """`timeout` is seconds until the first token stops being useful; a lower `priority` goes first.
 
+    `in_header` says that a header asked for this priority, `best` is the lowest that the API key allows (None: any).
     `tenant` is the name of the API key, `salt` keeps its cached blocks apart from others'. `traceparent` is the client's
     trace.
     """
@@ -35,6 +36,15 @@ class CallOptions:
     tenant: str = ""
     salt: int = 0
     traceparent: str = ""
+    in_header: bool = False
+    best: int | None = None
+
+    def preferring(self, priority: int | None) -> CallOptions:
+        """Return these options with what the body asks for (None: nothing): a header, set by a gateway, outranks it."""
+        if priority is None or self.in_header:
+            return self
+        # nobody gets ahead of what their key allows
+        return replace(self, priority=priority if self.best is None else max(priority, self.best))
 
 
 def read_options(request: Request) -> CallOptions:
@@ -43,10 +53,12 @@ def read_options(request: Request) -> CallOptions:
     asked = _priority(request.headers.get("x-request-priority"))
     timeout = _timeout(request.headers.get("x-request-timeout"))
     identity, trace = request_id(request.scope), request.headers.get("traceparent", "")[:_TRACEPARENT]
-    if key is None:
-        return CallOptions(identity, asked or 0, timeout, traceparent=trace)
-    priority = key.priority if asked is None else max(asked, key.priority)  # nobody gets ahead of what their key allows
-    return CallOptions(identity, priority, timeout, tenant=key.name, salt=key.salt, traceparent=trace)
+    owner = key or ApiKey("")
+    options = CallOptions(
+        identity, owner.priority, timeout, tenant=owner.name, salt=0 if key is None else key.salt, traceparent=trace,
+        best=None if key is None else key.priority,
+    )  # fmt: skip
+    return replace(options.preferring(asked), in_header=asked is not None)
 
 
 def _priority(text: str | None) -> int | None:
@@ -56,8 +68,8 @@ def _priority(text: str | None) -> int | None:
     try:
         number = int(text)
     except ValueError:
-        number = _MAX_PRIORITY + 1
-    if abs(number) > _MAX_PRIORITY:
+        number = MAX_PRIORITY + 1
+    if abs(number) > MAX_PRIORITY:
         allowed = "a whole number (lower goes first), 'interactive' or 'batch'"
         raise invalid(f"X-Request-Priority must be {allowed}, not {text[:40]!r}")
     return number

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -195,6 +196,51 @@ def test_keys_are_counted_by_name_and_share_no_cache_with_others(keyed) -> None:
     assert again.cached_tokens > 0  # the same name
     assert nightly.cached_tokens == 0  # another's prompt can't be told from how fast the answer comes
     assert web.prefix_hashes == again.prefix_hashes != nightly.prefix_hashes
+
+
+@pytest.mark.parametrize(
+    ("body", "priority"),
+    [
+        ({"service_tier": "flex"}, BATCH_PRIORITY),
+        ({"service_tier": "priority"}, 0),
+        ({"service_tier": "auto"}, 0),
+        ({"priority": 7}, 7),
+        ({"priority": -3, "service_tier": "flex"}, -3),
+        ({"priority": None, "service_tier": None}, 0),
+    ],
+)
+def test_the_body_says_how_urgent_it_is(shared_runtime: RuntimeProcess, body: dict[str, Any], priority: int) -> None:
+    for number, (path, prompt) in enumerate(
+        (("completions", {"prompt": "x"}), ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}))
+    ):
+        name = f"body-{number}-{priority}-{len(body)}-{body.get('service_tier')}"
+        request = {**prompt, **body, "max_tokens": 2}
+        shared_runtime.http.post("/v1/" + path, json=request, headers={"X-Request-Id": name}).raise_for_status()
+        assert record_of(shared_runtime, name).priority == priority
+    headers = {"X-Request-Id": name + "-header", "X-Request-Priority": "11"}
+    shared_runtime.http.post("/v1/completions", json={"prompt": "x", **body}, headers=headers).raise_for_status()
+    assert record_of(shared_runtime, name + "-header").priority == 11
+
+
+@pytest.mark.parametrize("body", [{"priority": "high"}, {"priority": 2**40}, {"priority": 1.5}, {"service_tier": "gold"}])
+def test_a_bad_priority_in_the_body_is_a_400(shared_runtime: RuntimeProcess, body: dict[str, Any]) -> None:
+    answer = shared_runtime.http.post("/v1/completions", json={"prompt": "x", **body})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == next(iter(body))
+
+
+def test_the_body_gets_nobody_ahead_of_their_key(keyed) -> None:
+    runtime, _ = keyed
+    headers = {"Authorization": "Bearer key-nightly"}
+    for name, body in (("tier", {"service_tier": "priority"}), ("number", {"priority": -9}), ("late", {"priority": 500})):
+        request = {"prompt": "x", "max_tokens": 2, **body}
+        answer = runtime.http.post("/v1/completions", json=request, headers={**headers, "X-Request-Id": name})
+        answer.raise_for_status()
+    assert [record_of(runtime, name).priority for name in ("tier", "number", "late")] == [
+        BATCH_PRIORITY,
+        BATCH_PRIORITY,
+        500,
+    ]
 
 
 def test_nobody_gets_ahead_of_what_their_key_allows(keyed) -> None:
