@@ -196,6 +196,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--max-body-bytes", type=click.IntRange(1), default=8 << 20, show_default=True, help="Largest request body.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of --load-format dummy.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads.  [default: the CPUs that this process may use]")
+@click.option("--pipeline-depth", type=click.IntRange(1, 2), help="Steps planned ahead.  [default: 2 on a GPU, else 1]")
 @click.option("--log-format", type=click.Choice(LOG_FORMATS), default="text", show_default=True, help="One line per event.")
 @model_source_options
 @knob_options
@@ -239,6 +240,7 @@ def build_settings(parameters: Mapping[str, Any], environment: Mapping[str, str]
         step_model=read_step_model(p["step_model"]) if clock else None,
         seed=p["seed"],
         threads=p["threads"] or cpu_threads(environment),
+        pipeline_depth=p["pipeline_depth"],
         log_format=p["log_format"],
     )
     shared = ("host", "port", "admin_port", "admin_token_file", "api_key_file", "drain_propagation", "drain_timeout",

@@ -1,8 +1,12 @@
-"""One server with everything at once: prefix cache, small chunks, a scarce pool; each strategy in turn."""
+"""Servers with everything at once: prefix cache, small chunks, a scarce pool; each strategy in turn, with one plan in flight
+and with two.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 
 import openai
 import pytest
@@ -11,6 +15,8 @@ from serving_process import RuntimeProcess
 from tiny_chat_model import save_chat_model
 
 STRATEGIES = ("continuous", "iteration", "static", "dynamic")
+# how many plans are in flight is fixed at start, so two servers take turns; two of the strategies differ most
+WAYS = (*((strategy, 1) for strategy in STRATEGIES), ("iteration", 2), ("static", 2))
 # 36 blocks of 16 hold five of a crowd's seven sequences; chunks of 24 tokens split every chat's prompt
 TIGHT = (
     "--num-gpu-blocks-override", "36", "--max-num-batched-tokens", "24", "--max-num-seqs", "8",
@@ -19,24 +25,30 @@ TIGHT = (
 
 
 @pytest.fixture(scope="session")
-def tight_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def tight_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Served]]:
+    """Start the server of a pipeline depth, once."""
     folder = tmp_path_factory.mktemp("tiny-chat")
     model, tokenizer = save_chat_model(folder)
-    runtime = RuntimeProcess(
-        tmp_path_factory.mktemp("server"),
-        ["--model", str(folder), "--served-model-name", "tiny", "--device", "cpu", "--threads", "1", *TIGHT],
-    )
-    try:
-        yield Served(runtime.wait_ready(), model, tokenizer)
-    finally:
-        runtime.close()
+    plain = ("--model", str(folder), "--served-model-name", "tiny", "--device", "cpu", "--threads", "1")
+    with ExitStack() as running:
+
+        @cache
+        def start(depth: int) -> Served:
+            where = tmp_path_factory.mktemp("server")
+            runtime = RuntimeProcess(where, [*plain, "--pipeline-depth", str(depth), *TIGHT])
+            running.callback(runtime.close)
+            return Served(runtime.wait_ready(), model, tokenizer)
+
+        yield start
 
 
-@pytest.fixture(scope="module", params=STRATEGIES)
-def served(tight_server: Served, request: pytest.FixtureRequest) -> Served:
-    """The server, under one strategy."""
-    tight_server.runtime.knobs(strategy=request.param)
-    return tight_server
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}")
+def served(tight_server: Callable[[int], Served], request: pytest.FixtureRequest) -> Served:
+    """The server of a pipeline depth, under one strategy."""
+    strategy, depth = request.param
+    server = tight_server(depth)
+    server.runtime.knobs(strategy=strategy)
+    return server
 
 
 @pytest.fixture(scope="module")
