@@ -82,7 +82,7 @@ def become_ready(api, name):
 
 def test_a_new_service_costs_a_call_per_child_and_three(api, operator, proxy, request):
     if "real" in request.node.name:
-        pytest.skip("there a controller writes the Deployment's status, and a Service takes a second call before 1.24")
+        pytest.skip("there a controller writes the Deployment's status, and a Service takes a second call on 1.20")
     before = settle(proxy)
     api.service("cheap", replicas=1)
     api.complete("cheap")
