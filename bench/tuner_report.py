@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bench.tuner_fleet import Row
 
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
+CHOSEN_ON = frozenset(f"s{number:02d}" for number in range(5))  # services on which the tuner's limits were chosen
 
 
 def of_best(row: Row, half: int) -> float:
@@ -55,7 +56,12 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "(from 5 intervals after the start or the shift on). `best` is the best of 10 fixed settings for that half alone,",
         "`vLLM` is maxNumSeqs 256 with a budget of 8192.",
         "",
-        *_summary(honest),
+        f"The tuner's limits were chosen on services {', '.join(sorted(CHOSEN_ON))}; the summary is of the others.",
+        "",
+        *_summary([row for row in honest if row.name not in CHOSEN_ON]),
+        f"Services that told lies about their steps: {len(rows) - len(honest)}; changes there:"
+        + f" {sum(row.changes for row in rows if row.lie)}.",
+        "",
         "| service | start | traffic | tuned | vLLM | best | best knobs | tuned/best | of vLLM | changes (reverted) | end |",
         "|---|---|---|---|---|---|---|---|---:|---:|---|",
     ]
@@ -71,12 +77,14 @@ def _summary(honest: Sequence[Row]) -> list[str]:
         return []
     middle, good = shares[len(shares) // 2], sum(share >= OF_BEST for share in shares)
     worst = min((of_baseline(row) for row in honest if row.start == "vllm"), default=1.0)
+    idle = sum(row.vllm[half] >= OF_BEST * row.best[half] for row in honest for half in (0, 1))
     changes, reverted = sum(row.changes for row in honest), sum(row.reverted for row in honest)
     return [
-        f"Of {len(shares)} halves, {good} reach {OF_BEST:.0%} of the best fixed setting; median {middle:.1%},",
-        f"worst {shares[0]:.1%}.",
+        f"Of {len(shares)} halves of {len(honest)} services, {good} reach {OF_BEST:.0%} of the best fixed setting;",
+        f"median {middle:.1%}, worst {shares[0]:.1%}.",
         f"Services that start with vLLM's defaults reach at least {worst:.1%} of its goodput over everything.",
         f"{changes} changes in all, {reverted} taken back.",
+        f"vLLM's defaults reach {OF_BEST:.0%} of the best in {idle} of the halves, too: there the point is to do no harm.",
         "",
     ]
 

@@ -200,6 +200,14 @@ def test_a_setting_that_did_harm_is_not_tried_again():
     assert again.target != first.target
 
 
+def test_a_trace_without_requests_is_waited_for(tuned):
+    for samples in ((), ((),)):
+        decision = decide(replace(tuned.questions[0], samples=samples))
+        assert (decision.kind, decision.reason) == ("Hold", "TooFewRequests")
+    idle = Service(Knobs(max_num_seqs=8), seconds=1.0).run(60)  # a few requests, then none
+    assert not idle.questions and not idle.told and idle.brain.state.trial is None
+
+
 def test_bounds_that_exclude_everything_change_nothing():
     service = bad_start(
         bounds={"maxNumSeqs": (1, 1), "maxNumBatchedTokens": (8192, 8192), "longPrefillThreshold": (2048, 2048)}
