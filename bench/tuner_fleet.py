@@ -269,9 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     plots(rows, options.out, WINDOW)
     print(text)
-    for failure in missed(rows):
+    missing = missed(rows, options.hours)
+    for failure in missing:
         print(f"missed: {failure}", file=sys.stderr)
-    return 1 if missed(rows) else 0
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":

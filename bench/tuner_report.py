@@ -23,7 +23,13 @@ def of_baseline(row: Row) -> float:
     return row.tuned[2] / row.vllm[2] if row.vllm[2] else 1.0
 
 
-def missed(rows: Sequence[Row]) -> list[str]:
+def changes(row: Row, half: int, hours: float) -> int:
+    """Return how many changes were begun in a half."""
+    minutes = [float(line.split(" min ")[0]) for line in row.messages if " min TuningCanary" in line]
+    return sum((minute >= 30.0 * hours) == bool(half) for minute in minutes)
+
+
+def missed(rows: Sequence[Row], hours: float) -> list[str]:
     """Return the goals that were missed, in words."""
     found = []
     for row in rows:
@@ -37,8 +43,11 @@ def missed(rows: Sequence[Row]) -> list[str]:
         ]
         if row.start == "vllm" and of_baseline(row) < OF_BASELINE:
             found.append(f"{row.name}: {of_baseline(row):.1%} of vLLM's defaults (goal {OF_BASELINE:.0%})")
-        if row.changes > 2 * MOST_CHANGES:
-            found.append(f"{row.name}: {row.changes} changes in two stretches of traffic (goal {MOST_CHANGES} each)")
+        found += [
+            f"{row.name}: {count} changes in half {half + 1} (goal: at most {MOST_CHANGES})"
+            for half in (0, 1)
+            if (count := changes(row, half, hours)) > MOST_CHANGES
+        ]
         if row.failed:
             found.append(f"{row.name}: {row.failed} requests failed")
     return found
@@ -46,7 +55,7 @@ def missed(rows: Sequence[Row]) -> list[str]:
 
 def report(rows: Sequence[Row], hours: float, interval: float) -> str:
     """Return the results as Markdown."""
-    honest = [row for row in rows if not row.lie]
+    honest, liars = [row for row in rows if not row.lie], [row for row in rows if row.lie]
     lines = [
         "# The tuner on a made-up fleet",
         "",
@@ -59,15 +68,18 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         f"The tuner's limits were chosen on services {', '.join(sorted(CHOSEN_ON))}; the summary is of the others.",
         "",
         *_summary([row for row in honest if row.name not in CHOSEN_ON]),
-        f"Services that told lies about their steps: {len(rows) - len(honest)}; changes there:"
-        + f" {sum(row.changes for row in rows if row.lie)}.",
+        f"Services that told lies about their steps: {len(liars)}; changes there: {sum(row.changes for row in liars)}.",
         "",
         "| service | start | traffic | tuned | vLLM | best | best knobs | tuned/best | of vLLM | changes (reverted) | end |",
         "|---|---|---|---|---|---|---|---|---:|---:|---|",
     ]
     lines += [_line(row) for row in rows]
-    missing = missed(rows)
-    lines += ["", "Goals missed:" if missing else "All goals were reached.", *(f"- {text}" for text in missing)]
+    missing = missed(rows, hours)
+    lines += [
+        "",
+        "Goals missed:" if missing else "No goal was missed by these services.",
+        *(f"- {text}" for text in missing),
+    ]
     return "\n".join([*lines, "", "Again: `python -m bench.tuner_fleet`.", ""])
 
 
@@ -78,12 +90,12 @@ def _summary(honest: Sequence[Row]) -> list[str]:
     middle, good = shares[len(shares) // 2], sum(share >= OF_BEST for share in shares)
     worst = min((of_baseline(row) for row in honest if row.start == "vllm"), default=1.0)
     idle = sum(row.vllm[half] >= OF_BEST * row.best[half] for row in honest for half in (0, 1))
-    changes, reverted = sum(row.changes for row in honest), sum(row.reverted for row in honest)
+    begun, reverted = sum(row.changes for row in honest), sum(row.reverted for row in honest)
     return [
         f"Of {len(shares)} halves of {len(honest)} services, {good} reach {OF_BEST:.0%} of the best fixed setting;",
         f"median {middle:.1%}, worst {shares[0]:.1%}.",
         f"Services that start with vLLM's defaults reach at least {worst:.1%} of its goodput over everything.",
-        f"{changes} changes in all, {reverted} taken back.",
+        f"{begun} changes in all, {reverted} taken back.",
         f"vLLM's defaults reach {OF_BEST:.0%} of the best in {idle} of the halves, too: there the point is to do no harm.",
         "",
     ]
@@ -118,6 +130,8 @@ def plots(rows: Sequence[Row], folder: Path, window: float) -> None:
         axis.plot(minutes, row.series["tuned"], color="#0b7285", label="tuned")
         axis.set_title(f"{row.name}: {' → '.join(row.kinds)}, start {row.start}", fontsize=8)
         axis.set_ylim(-0.03, 1.03)
+    for axis in axes.flat[len(shown) :]:
+        axis.set_axis_off()
     axes[0][0].legend(fontsize=7)
     figure.supxlabel("minutes (virtual time)", fontsize=8)
     figure.supylabel("share within the objective", fontsize=8)
