@@ -76,7 +76,7 @@ def _later(plan: StepPlan, steps: int) -> StepPlan:
     return replace(
         plan,
         step_id=plan.step_id + steps,
-        scheduled=tuple(replace(entry, start=entry.start + steps) for entry in plan.scheduled),
+        scheduled=tuple(entry._replace(start=entry.start + steps) for entry in plan.scheduled),
         shape=StepShape(shape.decode_tokens, 0, shape.context_tokens + steps * shape.decode_tokens, 0),
         preempted=(),
         preempted_for=(),

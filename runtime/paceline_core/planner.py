@@ -14,7 +14,7 @@ from paceline_core.knobs import Knobs
 from paceline_core.kv import KvCache
 from paceline_core.plan import StepShape
 from paceline_core.policies import Policy, QueueView
-from paceline_core.request import WaitReason
+from paceline_core.request import BATCH_PRIORITY, WaitReason
 from paceline_core.sequence import SequenceState, Stage
 from paceline_core.step_builder import StepBuilder
 from paceline_core.waiting import WaitingQueue
@@ -178,13 +178,14 @@ class Planner:
         prefills: list[SequenceState] = []
         held: list[SequenceState] = []
         for seq in self.running:
-            wanted = seq.wanted
+            computed = seq.computed
+            wanted = min(seq.known, seq.stop_at) - computed  # `seq.wanted`, without a call for each of a thousand
             if wanted <= 0:
                 continue
-            if seq.computed < seq.prefill_until:
+            if computed < seq.prefill_until:
                 prefills.append(seq)
                 continue
-            if seq.is_batch and self.policy.guards(builder.urgent):
+            if seq.priority >= BATCH_PRIORITY and self.policy.guards(builder.urgent):
                 held.append(seq)
                 continue
             if not builder.slots_left:
@@ -192,7 +193,7 @@ class Planner:
             if wanted > 1:  # several tokens came at once: catch up, but leave the others theirs
                 others = min(builder.slots_left, len(self.running)) - 1
                 wanted = max(1, min(wanted, builder.tokens_left - others))
-            if seq.computed + wanted <= seq.capacity or self._make_room(seq, seq.computed + wanted):
+            if computed + wanted <= seq.capacity or self._make_room(seq, computed + wanted):
                 builder.add(seq, wanted)
         return prefills, held
 

@@ -198,24 +198,23 @@ class Scheduler:
         sequences = self._pipeline.land(plan)
         self._kv.step_completed(plan.step_id)
         accepted: dict[int, tuple[int, ...]] = {}
-        finished: list[SequenceState] = []
+        finished: list[tuple[SequenceState, FinishReason]] = []
         useful = 0
         for entry, seq in zip(plan.scheduled, sequences, strict=True):
             if seq.stage is Stage.ENDED:
                 continue
             useful += 1
             end = entry.start + entry.num_tokens
-            if entry.samples and end == seq.num_tokens:
+            if entry.samples and end == seq.request.prompt_len + seq.output_len:  # `num_tokens`, without a call
                 tokens = seq.accept(result.tokens[entry.seq_id], now)
                 accepted[entry.seq_id] = tokens
                 self._output_tokens += len(tokens)
                 if seq.reason is not None:
-                    finished.append(seq)
+                    finished.append((seq, seq.reason))
             if end >= seq.next_full:
                 self._kv.register(seq, end)
-        for seq in finished:
-            assert seq.reason is not None
-            self._end(seq, seq.reason, now)
+        for seq, reason in finished:
+            self._end(seq, reason, now)
         self._pipeline.slot_steps_busy += useful
         assert self._sequences or self._pipeline or not self._kv.pool.num_used, "blocks leaked: some are in use by nobody"
         return accepted
@@ -265,9 +264,8 @@ class Scheduler:
         num_blocks, self._resize = self._resize, None
         self._planner.preempt_all()
         self._kv.resize(num_blocks)
-        capacity = num_blocks * self.knobs.block_size
         for seq in list(self._sequences.values()):
-            seq.cap(min(seq.limit, capacity - seq.request.prompt_len + 1))
+            seq.cap(min(seq.limit, num_blocks * self.knobs.block_size - seq.request.prompt_len + 1))
             if seq.output_len >= seq.limit:
                 self._end(seq, FinishReason.LENGTH if seq.output_len else FinishReason.REFUSED, now)
         return num_blocks

@@ -92,8 +92,8 @@ class SequenceState:
 
     def accept(self, tokens: tuple[int, ...], now: float) -> tuple[int, ...]:
         """Take new tokens up to the first stop token or the limit; return those taken. Sets `reason` if that ends it."""
-        taken = tokens if len(tokens) <= self.limit - self.output_len else tokens[: self.limit - self.output_len]
-        request = self.request
+        room, request = self.limit - self.output_len, self.request
+        taken = tokens if len(tokens) <= room else tokens[:room]
         if request.stop_token_ids:
             taken = self._until_stop(taken)
         count = len(taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline_core.plan import ScheduledSequence, StepShape
+from paceline_core.request import BATCH_PRIORITY
 from paceline_core.sequence import SequenceState
 
 __all__ = ["StepBuilder"]
@@ -42,9 +43,13 @@ class StepBuilder:
         end = start + count
         samples = end == seq.known
         decodes = start >= seq.prefill_until
-        place = self._decoding if decodes else len(self.entries)
-        self.entries.insert(place, ScheduledSequence(seq.request.seq_id, start, count, seq.block_table, samples))
-        self.sequences.insert(place, seq)
+        entry = ScheduledSequence(seq.request.seq_id, start, count, seq.block_table, samples)
+        if decodes and self._decoding < len(self.entries):
+            self.entries.insert(self._decoding, entry)
+            self.sequences.insert(self._decoding, seq)
+        else:
+            self.entries.append(entry)
+            self.sequences.append(seq)
         seq.computed = end
         seq.last_step = self.step_id
         if samples:
@@ -55,7 +60,7 @@ class StepBuilder:
             self._decoding += 1
             self._decode += count
             self._context += end
-            if not seq.is_batch:
+            if seq.priority < BATCH_PRIORITY:  # `is_batch`, without a call for each decode
                 self._urgent += count
                 self._urgent_context += end
         else:
