@@ -96,7 +96,7 @@ def test_more_requests_than_letters_and_slots_than_rows():
         (["--lengths", "3", "--slots", "0"], "--slots"),
         (["--lengths", "3", "--strategy", "magic"], "'magic' is not one of"),
         (["--lengths", "3", "--max-wait", "-1"], "--max-wait"),
-        (["--lengths", "3", "--max-wait", "nan", "--strategy", "dynamic"], "maxQueueDelay"),
+        (["--lengths", "3", "--max-wait", "nan", "--strategy", "dynamic"], "--max-wait"),
         (["--lengths", "3", "--arrive-every", "-1"], "--arrive-every"),
         (["--lengths", "3", "--nope"], "--nope"),
         ([], "--lengths"),
