@@ -26,7 +26,12 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt $(BARE)
 	@touch $@
 
-setup: $(VENV)/.ready ## install everything into .venv
+# the library's name holds a hash of its sources, so this returns at once when nothing has changed
+.PHONY: native
+native: $(VENV)/.ready ## compile the CPU kernels, where there is a C++ compiler
+	@$(RUN) -m paceline_kernels.cpu.build
+
+setup: $(VENV)/.ready native ## install everything into .venv
 
 demo: setup ## a manifest becomes batching pods that answer, under each strategy (DEMO_ARGS=--keep leaves it running)
 	@$(BIN)/paceline demo $(DEMO_ARGS)

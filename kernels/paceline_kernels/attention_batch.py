@@ -86,7 +86,9 @@ class AttentionBatch:
     """A step's rows: `positions` and `slots` [T] int64, and how the rows attend. Rows follow the order of the spans.
 
     `windowed` is how they attend in layers that see only the last `window` positions; None if no context is longer. On a GPU
-    `paged` is how they attend instead, under any window; there negative slots belong to padding and aren't written.
+    `paged` is how they attend instead, under any window; there negative slots belong to padding and aren't written. For
+    the native CPU kernels `spans` [n, 3] int32 are each sequence's first position, rows, and where its blocks begin in
+    `tables` int32.
     """
 
     positions: torch.Tensor
@@ -96,6 +98,8 @@ class AttentionBatch:
     window: int | None = None
     windowed: AttentionLayout | None = None
     paged: PagedBatch | None = None
+    spans: torch.Tensor | None = None
+    tables: torch.Tensor | None = None
 
     def layout(self, window: int | None) -> AttentionLayout:
         """Return how the rows attend under a sliding window, which must be the one that was planned for, or without one."""
@@ -128,16 +132,24 @@ class Gather:
 class AttentionPlanner:
     """Lays out steps for attention with blocks of `block_size` slots, masks in `dtype` on `device`.
 
-    `window` is the sliding window of the model's windowed layers, if it has some.
+    `window` is the sliding window of the model's windowed layers, if it has some. With `native` only what the native CPU
+    kernels need is laid out, neither groups nor masks.
     """
 
     def __init__(
-        self, block_size: int, dtype: torch.dtype, device: torch.device | str = "cpu", *, window: int | None = None
+        self,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        window: int | None = None,
+        native: bool = False,
     ) -> None:
         self._block_size = block_size
         self._dtype = dtype
         self._device = device
         self._window = window
+        self._native = native
         self._causal: dict[int | None, torch.Tensor] = {}
 
     def plan(self, spans: Sequence[SequenceSpan]) -> AttentionBatch:
@@ -146,11 +158,23 @@ class AttentionPlanner:
         assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
         positions = np.concatenate([np.arange(span.start, span.context) for span in spans])
         slots = np.concatenate([_slots(span, self._block_size) for span in spans])
+        starts, tables = _tables(spans, self._block_size)
+        if self._native:
+            return AttentionBatch(self._ids(positions), self._ids(slots), spans=starts, tables=tables)
         full = self._layout(spans, ones, None)
         windowed = None
         if self._window is not None and any(span.context > self._window for span in spans):
             windowed = self._layout(spans, ones, self._window)
-        return AttentionBatch(self._ids(positions), self._ids(slots), full.decodes, full.prefills, self._window, windowed)
+        return AttentionBatch(
+            self._ids(positions),
+            self._ids(slots),
+            full.decodes,
+            full.prefills,
+            self._window,
+            windowed,
+            spans=starts,
+            tables=tables,
+        )
 
     def _layout(self, spans: Sequence[SequenceSpan], ones: int, window: int | None) -> AttentionLayout:
         views = [_visible(span, self._block_size, window) for span in spans[:ones]]
@@ -227,6 +251,15 @@ def _visible(span: SequenceSpan, block_size: int, window: int | None) -> _Visibl
 
 def _num_blocks(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
+
+
+def _tables(spans: Sequence[SequenceSpan], block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `AttentionBatch.spans` and `.tables`: copies, since the scheduler goes on changing its tables."""
+    rows, blocks = [], []
+    for span in spans:
+        rows.append((span.start, span.num_tokens, len(blocks)))
+        blocks.extend(span.blocks[: _num_blocks(span.context, block_size)])
+    return torch.tensor(rows, dtype=torch.int32), torch.tensor(blocks, dtype=torch.int32)
 
 
 def _slots(span: SequenceSpan, block_size: int) -> np.ndarray:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["KERNELS", "Op", "kernels_in_use", "use_kernels"]
+__all__ = ["KERNELS", "Op", "chosen_by_use", "kernels_in_use", "use_kernels"]
 
 # `auto`: by the device of the tensors; `triton`: the GPU's kernels wherever the tensors are, which on a CPU needs Triton's
-# interpreter (TRITON_INTERPRET=1) and is for tests; `torch`: no Triton, for comparisons and GPUs that Triton doesn't know.
-KERNELS = ("auto", "triton", "torch")
+# interpreter (TRITON_INTERPRET=1) and is for tests; `native`: the compiled CPU kernels, which `auto` doesn't choose yet;
+# `torch`: neither, for comparisons and GPUs that Triton doesn't know.
+KERNELS = ("auto", "triton", "native", "torch")
 _kernels: ContextVar[str] = ContextVar("kernels", default="auto")
 
 
@@ -29,10 +30,17 @@ def use_kernels(choice: str) -> Iterator[None]:
         _kernels.reset(token)
 
 
+def chosen_by_use() -> str:
+    """Return what `use_kernels` chose here: one of `KERNELS`."""
+    return _kernels.get()
+
+
 def kernels_in_use(device_type: str) -> str:
     """Return `triton` or `torch`: which kernels ops use here for tensors on `device_type`."""
     choice = _kernels.get()
-    return choice if choice != "auto" else "triton" if device_type == "cuda" else "torch"
+    if choice == "auto":
+        return "triton" if device_type == "cuda" else "torch"
+    return "torch" if choice == "native" else choice
 
 
 class Op:

@@ -109,10 +109,11 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option(
     "--kernels",
-    type=click.Choice(["auto", "triton", "torch"]),
+    type=click.Choice(["auto", "triton", "native", "torch"]),
     default="auto",
     show_default=True,
-    help="auto: Triton on GPUs; triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
+    help="auto: Triton on GPUs, torch on CPUs; native: C++ for CPUs, on trial;"
+    " triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
 )
 @click.option(
     "--tensor-parallel-size",

@@ -22,6 +22,8 @@ from paceline_kernels import (
     rope_rows,
     silu_mul,
 )
+from paceline_kernels.cpu.layers import LayerParts, LayerShape, NativeLayers
+from paceline_kernels.cpu.packed import PackedLinear
 from paceline_runtime.decoder_weights import DecoderLayer, WeightLoader
 from paceline_runtime.embedding_table import make_table
 from paceline_runtime.heap import give_back_heap
@@ -69,8 +71,38 @@ class Decoder:
         self._scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
         # rounded as the weights are, which is how the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
+        self._native = self._native_layers() if group.size == 1 and device.type == "cpu" else None
         self.weight_bytes = load.nbytes + self._embedding.nbytes + extra
         give_back_heap()
+
+    @property
+    def native(self) -> bool:
+        """Whether the layers run in the native CPU kernels, which need neither groups nor masks of a batch."""
+        return self._native is not None
+
+    def _native_layers(self) -> NativeLayers | None:
+        """Return the layers as one native call, if every weight is packed for it."""
+        config, parts = self.config, []
+        for layer, kind in zip(self._layers, config.layers, strict=True):
+            weights = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            packed = tuple(weight for weight in weights if isinstance(weight, PackedLinear))
+            if len(packed) < len(weights):
+                return None
+            before = (layer.input_norm, layer.query_norm, layer.key_norm)
+            norms = (*before, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm)
+            parts.append(LayerParts(norms, packed, kind.rope, kind.window))
+        shape = LayerShape(
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            gelu=config.activation == "gelu_tanh",
+            eps=config.rms_norm_eps,
+            scale=self._scale,
+            soft_cap=config.attention_cap,
+        )
+        return NativeLayers(shape, parts)
 
     @torch.inference_mode()
     def forward(
@@ -87,10 +119,13 @@ class Decoder:
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
-        rotations = [rope_rows(batch.positions, r.frequencies, self.dtype, r.factors) for r in self._rotations]
+        wide = torch.float32 if self._native is not None else self.dtype
+        rotations = [rope_rows(batch.positions, r.frequencies, wide, r.factors) for r in self._rotations]
         residual = self._embedding.embed(token_ids, self._group)  # [T, hidden]
         if self._embedding_scale != 1:
             residual = residual * self._embedding_scale
+        if self._native is not None:
+            return self._native.run(residual.float(), rotations, batch, kv)
         hidden = torch.zeros_like(residual)
         for layer, kind, cache in zip(self._layers, config.layers, kv, strict=True):
             normed = add_rms_norm(hidden, residual, layer.input_norm, eps)

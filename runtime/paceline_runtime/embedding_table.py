@@ -6,11 +6,11 @@ from typing import Protocol
 
 import torch
 
-from paceline_kernels import Linear
+from paceline_kernels.cpu.packed import PackedLinear
 from paceline_kernels.triton_ops.quantised_weights import quantise_rows
 from paceline_runtime.decoder_weights import Projection
 from paceline_runtime.parallel_group import TensorGroup
-from paceline_runtime.quantised_linear import QuantisedLinear
+from paceline_runtime.quantised_linear import plain, row_scaled
 
 __all__ = ["EmbeddingTable", "make_table"]
 
@@ -41,9 +41,9 @@ class _PlainTable:
         return group.embed(token_ids, self._weight)
 
     def tied_head(self) -> tuple[Projection, int]:
-        """A head that oneDNN packs is a copy, one that it doesn't is the table itself."""
-        head = Linear(self._weight)
-        return head, self._weight.nbytes if head.packed else 0
+        """A head that is packed is a copy, one that isn't is the table itself."""
+        head = plain(self._weight)
+        return head, head.nbytes if isinstance(head, PackedLinear) or head.packed else 0
 
 
 class _ScaledTable:
@@ -57,4 +57,5 @@ class _ScaledTable:
         return rows.mul_(group.embed(token_ids, self._weight.scales[:, None]).to(self._dtype))
 
     def tied_head(self) -> tuple[Projection, int]:
-        return QuantisedLinear(self._weight), 0
+        head = row_scaled(self._weight)
+        return head, head.nbytes if isinstance(head, PackedLinear) else 0

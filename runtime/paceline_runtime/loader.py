@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline_kernels import use_kernels
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gpu_device import device_for
 from paceline_runtime.gpu_executor import PagedExecutor
@@ -129,7 +130,7 @@ def load_model(
     config = config.limited(length)
     part, weights, group = place.cut(config, weights)
     number_type = _dtype(dtype, target)
-    with weights_advice(target):
+    with weights_advice(target), use_kernels(kernels):
         decoder = Decoder(part, weights, dtype=number_type, device=target, quantization=narrowed, group=group)
     sizes = PoolSizes(
         block_size=block_size,

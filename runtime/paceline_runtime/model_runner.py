@@ -59,7 +59,9 @@ class ModelRunner:
         self._kv = kv
         self._group = group
         self._eos_token_ids = eos_token_ids
-        self._planner = AttentionPlanner(kv.block_size, decoder.dtype, decoder.device, window=decoder.config.window)
+        self._planner = AttentionPlanner(
+            kv.block_size, decoder.dtype, decoder.device, window=decoder.config.window, native=decoder.native
+        )
         self._sequences: dict[int, _Sequence] = {}
         self._readers: dict[int, PromptReader] = {}  # of the sequences that want to know something of their prompt
         self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline_kernels import KERNELS, MASK_ROWS, MAX_GROUP_SLOTS
+from paceline_kernels.cpu.native import is_built
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gpu_device import device_for
 from paceline_runtime.gpu_memory import measure_gpu, memory_advice
@@ -60,6 +61,8 @@ def chosen_kernels(asked: str, device_type: str) -> str:
     there = importlib.util.find_spec("triton") is not None
     if asked == "triton" and not there:
         raise UnsupportedModel("--kernels triton needs the package triton")
+    if asked == "native" and (device_type != "cpu" or not is_built()):
+        raise UnsupportedModel("--kernels native needs a CPU and `python -m paceline_kernels.cpu.build`, run once")
     if asked == "triton" and device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedModel("--kernels triton on a CPU needs Triton's interpreter (TRITON_INTERPRET=1), for tests")
     if asked == "auto" and device_type == "cuda" and not there:

@@ -8,7 +8,8 @@
 
 On a GPU the products run in Triton, widened in registers. On a CPU a piece of the weight is widened into a scratch that
 stays in the cache, multiplied, and the next piece takes its place: slower than whole weights in a small batch, but the
-memory is what the table says.
+memory is what the table says. The native CPU kernels (`paceline_kernels.cpu`), where they are chosen, multiply int8 weights
+with activations of 16 bits and widen nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import torch
 from torch.nn.functional import linear
 
 from paceline_kernels import Linear, kernels_in_use
+from paceline_kernels.cpu.native import native_name
+from paceline_kernels.cpu.packed import FLOATS, PackedLinear
 from paceline_kernels.triton_ops.quantised_weights import Int4Weight, RowScaledWeight, quantise_int4, quantise_rows
 from paceline_runtime.decoder_weights import Projection, Projector
 from paceline_runtime.model_errors import UnsupportedModel
 
-__all__ = ["QUANTIZATIONS", "QuantisedLinear", "check_supported", "head_maker", "projection_maker"]
+__all__ = ["QUANTIZATIONS", "QuantisedLinear", "check_supported", "head_maker", "plain", "projection_maker", "row_scaled"]
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 _GROUP = 32
@@ -70,7 +73,7 @@ class QuantisedLinear:
 
 def projection_maker(quantization: str | None) -> Projector:
     """Return what makes a product of a float weight [out, in] and a bias, under one of `QUANTIZATIONS` or none."""
-    makers: dict[str | None, Projector] = {None: Linear, "int8": _int8, "int4": _int4, "fp8": _fp8}
+    makers: dict[str | None, Projector] = {None: plain, "int8": _int8, "int4": _int4, "fp8": _fp8}
     return makers[quantization]
 
 
@@ -92,8 +95,22 @@ def check_supported(quantization: str | None, device: torch.device) -> None:
         )
 
 
+def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear | PackedLinear:
+    """Return the product with a whole weight [out, in] where it lives: by the native CPU kernels if they are in use."""
+    if weight.device.type == "cpu" and weight.dtype in FLOATS and native_name() is not None:
+        return PackedLinear(weight, bias)
+    return Linear(weight, bias)
+
+
+def row_scaled(weight: RowScaledWeight, bias: torch.Tensor | None = None) -> QuantisedLinear | PackedLinear:
+    """Return the product with a weight in 8 bits with a scale per output, as `plain` does."""
+    if weight.values.device.type == "cpu" and weight.values.dtype == torch.int8 and native_name() is not None:
+        return PackedLinear(weight, bias)
+    return QuantisedLinear(weight, bias)
+
+
 def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
-    return QuantisedLinear(quantise_rows(weight, torch.int8), bias)
+    return row_scaled(quantise_rows(weight, torch.int8), bias)
 
 
 def _int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:

@@ -43,7 +43,7 @@ def test_the_choice_holds_for_its_thread_and_ends_with_an_error():
         fail()
     assert seen == ["torch"]
     assert kernels_in_use("cpu") == "torch"
-    with pytest.raises(AssertionError, match="one of auto, triton, torch"), use_kernels("cutlass"):
+    with pytest.raises(AssertionError, match="one of auto, triton, native, torch"), use_kernels("cutlass"):
         pass
 
 

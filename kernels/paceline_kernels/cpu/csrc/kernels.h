@@ -1,0 +1,100 @@
+// What each instruction set's kernels offer, as one table of functions over plain memory. No torch here.
+#pragma once
+
+#include <cstdint>
+
+namespace paceline {
+
+// Float panels hold 32 outputs, integer ones 16: [n / width][k][width], so that a panel is read from front to back.
+constexpr int kFloatPanel = 32;
+constexpr int kIntPanel = 16;
+// Integer products take their inputs in steps of one AMX tile row.
+constexpr int kDepth = 64;
+constexpr int kTileRows = 16;
+
+enum class Kind : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3 };
+
+// A packed weight [n, k]. int8 (`data` [n/16][kp/4][16][4]): `scales` [np] float, `sums` [np] of each output's numbers.
+struct Matrix {
+  Kind kind = Kind::f32;
+  int n = 0;
+  int k = 0;
+  int kp = 0;  // k rounded up to kDepth for int8
+  const void* data = nullptr;
+  const float* scales = nullptr;
+  const int32_t* sums = nullptr;
+  const float* bias = nullptr;
+
+  bool integer() const { return kind == Kind::int8; }
+  int panel() const { return integer() ? kIntPanel : kFloatPanel; }
+  int panels() const { return (n + panel() - 1) / panel(); }
+};
+
+// Rows of activations in 16 bits, as two bytes (`high` · 256 + `low`) or whole (`whole`), whichever the kernels multiply.
+// Buffers hold whole tiles of kTileRows rows. `scale` [rows].
+struct Activations {
+  int16_t* whole = nullptr;
+  uint8_t* low = nullptr;
+  uint8_t* high = nullptr;
+  float* scale = nullptr;
+};
+
+// One layer's cache and how a step's rows see it.
+struct Cache {
+  char* data = nullptr;  // [blocks, block_size, 2, kv_heads, head_dim]
+  Kind kind = Kind::f32;
+  int block_size = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+
+  int64_t row() const { return 2LL * kv_heads * head_dim; }
+};
+
+struct Attention {
+  Cache cache;
+  const float* queries = nullptr;  // [T, ...] rows of `stride`, heads side by side
+  int64_t stride = 0;
+  float* out = nullptr;  // [T, heads · head_dim]
+  int heads = 0;
+  float scale = 1;
+  float soft_cap = 0;  // 0: none
+  int window = 0;      // 0: none
+};
+
+// Rows [first, first + rows) of `queries`, at positions `start` and on, of the sequence whose blocks are `blocks`.
+struct Span {
+  const int32_t* blocks = nullptr;
+  int first = 0;
+  int start = 0;
+  int rows = 0;
+};
+
+struct Kernels {
+  const char* name;
+  // out[m, n] = x[m, k] · wᵀ + bias for panels [first, last)
+  void (*gemm)(const Matrix&, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo);
+  // the same of rows [row, row + m) of quantised activations
+  void (*gemm_int)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo);
+  void (*quantise)(const Matrix&, const float* x, int row, const Activations&);
+  void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
+  void (*add)(float* to, const float* x, int n);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*rotate)(float* head, const float* cos, const float* sin, int size);
+  void (*store)(const float* x, Kind, void* to, int n);
+  // one sequence's rows for one KV head; `scratch` of attention_scratch() floats
+  void (*attend)(const Attention&, const Span&, int kv_head, float* scratch);
+  int64_t (*attention_scratch)(int heads, int kv_heads, int head_dim);
+};
+
+const Kernels& generic_kernels();
+#if defined(__x86_64__)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+const Kernels& amx_kernels();
+#endif
+
+// The kernels named (`auto`: the best that this CPU has), or null where the CPU can't run them.
+const Kernels* find_kernels(const char* name);
+
+}  // namespace paceline

@@ -1,0 +1,3 @@
+#define PACELINE_TABLE avx512_kernels
+#define PACELINE_NAME "avx512"
+#include "table.h"

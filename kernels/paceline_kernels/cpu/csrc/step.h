@@ -1,0 +1,87 @@
+// A decoder's layers as one call: every product, norm and attention of a step, shared by a team of threads.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+#include "team.h"
+
+namespace paceline {
+
+struct Layer {
+  const float* input_norm = nullptr;
+  const float* query_norm = nullptr;  // null where the family has none, as the post norms
+  const float* key_norm = nullptr;
+  const float* attention_post_norm = nullptr;
+  const float* mlp_norm = nullptr;
+  const float* mlp_post_norm = nullptr;
+  Matrix qkv, output, gate_up, down;
+  int rope = 0;
+  int window = 0;
+};
+
+struct Shape {
+  int hidden = 0, heads = 0, kv_heads = 0, head_dim = 0, wide = 0;
+  float eps = 0, scale = 1, soft_cap = 0;
+  bool gelu = false;
+};
+
+struct StepInput {
+  int rows = 0;
+  float* residual = nullptr;  // [T, hidden], changed in place
+  std::vector<const float*> cos, sin;  // of each rope, [T, head_dim]
+  const int64_t* slots = nullptr;      // [T]
+  std::vector<Span> spans;
+  std::vector<Cache> caches;
+};
+
+// Bytes that grow to the largest need and are kept.
+class Room {
+ public:
+  ~Room() { release(); }
+  template <class T>
+  T* take(int64_t count) {
+    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+
+ private:
+  void* take_bytes(int64_t bytes);
+  void release();
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// Products of any kind by a team: quantises the rows if the weights are integers.
+class Product {
+ public:
+  Product(const Kernels& kernels, Team& team) : kernels_(kernels), team_(team) {}
+  void run(const Matrix& w, const float* x, int64_t ldx, int m, float* out, int64_t ldo);
+
+ private:
+  Activations quantised(const Matrix& w, const float* x, int64_t ldx, int m);
+  const Kernels& kernels_;
+  Team& team_;
+  Room whole_, low_, high_, scale_;
+};
+
+class Steps {
+ public:
+  Steps(const Kernels& kernels, Team& team, const Shape& shape) : kernels_(kernels), team_(team), shape_(shape), product_(kernels, team) {}
+  void run(const std::vector<Layer>& layers, const StepInput& input);
+
+ private:
+  void attention(const Layer& layer, const StepInput& input, const Cache& cache);
+  void rotate_and_store(const Layer& layer, const StepInput& input, const Cache& cache, int row);
+  void feed_forward(const Layer& layer, int rows);
+  template <class Body>
+  void rows(int count, const Body& body);
+
+  const Kernels& kernels_;
+  Team& team_;
+  const Shape shape_;
+  Product product_;
+  Room normed_room_, qkv_room_, heads_room_, wide_room_, scratch_room_;
+  float *normed_ = nullptr, *qkv_ = nullptr, *heads_ = nullptr, *wide_ = nullptr, *scratch_ = nullptr;
+};
+
+}  // namespace paceline
