@@ -8,7 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from bench.soak_server import SoakServer
 
 from paceline_cli.bench_traffic import Server, prompts_of
 from paceline_cli.load import run_load
-from paceline_core.wire import ObserveDocument, RequestRecord, StepRecord, from_json
+from paceline_core.wire import ObserveDocument, RequestRecord, StepRecord, from_json, to_json
 from paceline_sim import Trace
 from paceline_sim.generate import Lengths, Prefixes, bursty
 
@@ -147,7 +147,7 @@ class Engine:
 
 def _unseen(trace: Trace, number: int) -> Trace:
     """Return the trace with shared prefixes of its own, so that what an earlier run left in the prefix cache helps none."""
-    shift = number << 32
+    shift = number << 96  # beyond any hash
     requests = (replace(r, prefix_hashes=tuple(shift + h for h in r.prefix_hashes)) for r in trace.requests)
     return replace(trace, requests=tuple(requests))
 
@@ -175,7 +175,10 @@ def _kind(load: Load) -> tuple[Any, ...]:
 
 def save(runs: Sequence[Run], path: Path) -> None:
     """Keep runs for another analysis, one a line."""
-    path.write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
+    with path.open("w") as out:
+        for run in runs:
+            seen = {"requests": [to_json(r) for r in run.requests], "steps": [to_json(s) for s in run.steps]}
+            out.write(json.dumps({f.name: getattr(run, f.name) for f in fields(run)} | seen) + "\n")
 
 
 def saved(path: Path) -> list[Run]:
