@@ -9,23 +9,33 @@ namespace {
 constexpr int kVectors = kFloatPanel / kLanes;
 // Rows at once: as many accumulators as the registers hold beside one panel's vectors (32 registers on AVX-512, else 16).
 constexpr int kRows = kBytes == 64 ? 12 : kBytes == 32 ? 3 : 1;
+// Terms of a sum that are added one after another; such parts are then added: a float32 sum's error grows with its length.
+constexpr int kTerms = 128;
 
 // out[r, c] (+)= Σ x[r, i] · panel[i, c] for `R` rows and `cols` ≤ 32 columns.
 template <int R, bool Add, class W>
 void float_block(const float* x, int64_t ldx, const W* w, int k, const float* bias, float* out, int64_t ldo, int cols) {
-  vf acc[R][kVectors] = {};
-  for (int i = 0; i < k; ++i, w += kFloatPanel) {
-    vf column[kVectors];
+  vf sums[R][kVectors] = {};
+  for (int from = 0; from < k; from += kTerms) {
+    const int to = k - from < kTerms ? k : from + kTerms;
+    vf acc[R][kVectors] = {};
+    for (int i = from; i < to; ++i, w += kFloatPanel) {
+      vf column[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) column[v] = load(w + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) column[v] = load(w + v * kLanes);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] += column[v] * x[r * ldx + i];
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[r][v] += column[v] * x[r * ldx + i];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += acc[r][v];
   }
   for (int r = 0; r < R; ++r, out += ldo) {
     float row[kFloatPanel];
-    std::memcpy(row, acc[r], sizeof row);
+    std::memcpy(row, sums[r], sizeof row);
     if (bias != nullptr)
       for (int c = 0; c < cols; ++c) row[c] += bias[c];
     if (Add)
