@@ -112,8 +112,7 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["auto", "triton", "native", "torch"]),
     default="auto",
     show_default=True,
-    help="auto: Triton on GPUs, torch on CPUs; native: C++ for CPUs, on trial;"
-    " triton on a CPU needs TRITON_INTERPRET=1 and is for tests.",
+    help="auto: Triton on GPUs, else torch; native: C++, on trial; triton on a CPU needs TRITON_INTERPRET=1, for tests.",
 )
 @click.option(
     "--tensor-parallel-size",
