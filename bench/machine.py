@@ -7,10 +7,14 @@ import platform
 from pathlib import Path
 
 
-def machine() -> str:
-    """Return processor, cores, Python and the load average, in one line."""
+def processor() -> str:
+    """Return the processor's name."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def machine() -> str:
+    """Return processor, cores, Python and the load average, in one line."""
     load = os.getloadavg()[0]
-    return f"{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, load average {load:.1f} after it"
+    return f"{processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, load average {load:.1f} after it"
