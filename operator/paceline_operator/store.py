@@ -11,6 +11,7 @@ from paceline_operator.names import KIND, SERVICE_LABEL, base_name
 __all__ = ["Key", "Store", "key_of", "shared"]
 
 Object = dict[str, Any]
+_GONE = 16_384  # objects that ended last: more than a fleet loses in the seconds that an answer may take
 _SHORT = 64  # characters: longer texts are hardly ever the same
 
 
@@ -29,11 +30,13 @@ def key_of(kind: str, item: Mapping[str, Any]) -> Key | None:
 
 
 class Store:
-    """Objects by service. An older version of an object never replaces a newer one, and a list never what a watch has told
-    since the list was asked for."""
+    """Objects by service. An older version of an object never replaces a newer one, a list never what a watch has told
+    since the list was asked for, and an object that is gone never comes back: the answer to a write may arrive after the
+    watch has told of the object's end and of its successor's beginning."""
 
     def __init__(self) -> None:
         self._objects: dict[Key, dict[tuple[str, str], Object]] = {}
+        self._gone: dict[str, None] = {}  # the uids that ended last, in this order
         self._told: set[tuple[str, Key, str]] | None = None  # what changed while a list is under way
 
     def __iter__(self) -> Iterator[Key]:
@@ -45,8 +48,12 @@ class Store:
         if key is None:
             return None
         self._note(kind, key, item)
+        if item["metadata"]["uid"] in self._gone:
+            return key
         objects = self._objects.setdefault(key, {})
         known = objects.get((kind, item["metadata"]["name"]))
+        if known is not None and known["metadata"]["uid"] != item["metadata"]["uid"]:
+            self._bury(known)
         if known is None or not _is_older(item, known):
             meta = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
             objects[kind, meta["name"]] = shared({"kind": kind, **item, "metadata": meta})
@@ -58,6 +65,7 @@ class Store:
         if key is None:
             return None
         self._note(kind, key, item)
+        self._bury(item)
         if key not in self._objects:
             return key
         name = item["metadata"]["name"]
@@ -67,6 +75,12 @@ class Store:
             if not self._objects[key]:
                 del self._objects[key]
         return key
+
+    def _bury(self, item: Mapping[str, Any]) -> None:
+        """Note that an object is gone for ever: its uid isn't given again."""
+        self._gone[item["metadata"]["uid"]] = None
+        if len(self._gone) > _GONE:
+            del self._gone[next(iter(self._gone))]
 
     def _note(self, kind: str, key: Key, item: Mapping[str, Any]) -> None:
         if self._told is not None:

@@ -18,11 +18,14 @@ _LONGEST_RETRY = 60.0  # seconds: an object that can't be applied is tried this 
 class WorkQueue(Generic[K]):
     """Level-triggered work: a key says "look at this", never what happened, so that bursts collapse into one look.
 
-    `waited` is told how many seconds each key waited for a worker.
+    `waited` is told how many seconds each key waited for a worker. `clock` is monotonic seconds.
     """
 
-    def __init__(self, waited: Callable[[float], object] = lambda _: None) -> None:
+    def __init__(
+        self, waited: Callable[[float], object] = lambda _: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._waited = waited
+        self._clock = clock
         self._since: dict[K, float] = {}
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: set[K] = set()
@@ -30,6 +33,7 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
+        self._due: dict[K, float] = {}  # when the last failure of each key is to be tried again, by the clock
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -42,7 +46,7 @@ class WorkQueue(Generic[K]):
             self._again.add(key)
         elif key not in self._waiting:
             self._waiting.add(key)
-            self._since[key] = time.monotonic()
+            self._since[key] = self._clock()
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay: float) -> None:
@@ -56,23 +60,31 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(delay, self.add, key)
 
     def retry(self, key: K) -> float:
-        """Ask for a look after a delay that doubles with each failure in a row; return it in seconds."""
-        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        """Ask for a look after a delay that doubles with each failure in a row; return it in seconds.
+
+        A look that came earlier, because something happened, doesn't count: while an earlier service's children go one by
+        one, ten looks fail in a second, and the eleventh must not be a minute away.
+        """
+        if self._clock() >= self._due.get(key, 0.0):
+            self._failures[key] = self._failures.get(key, 0) + 1
+        failures = self._failures[key]
         # spread, so that services that failed together (an API server gone) don't come back together
         delay = min(_FIRST_RETRY * 2.0 ** (failures - 1), _LONGEST_RETRY) * random.uniform(0.8, 1.2)  # noqa: S311
+        self._due[key] = self._clock() + delay
         self.add_later(key, delay)
         return delay
 
     def succeed(self, key: K) -> None:
         """Forget the failures of `key`."""
         self._failures.pop(key, None)
+        self._due.pop(key, None)
 
     async def get(self) -> K:
         """Wait for a key; it stays reserved until `done`."""
         key = await self._ready.get()
         self._waiting.discard(key)
         self._active.add(key)
-        self._waited(time.monotonic() - self._since.pop(key))
+        self._waited(self._clock() - self._since.pop(key))
         return key
 
     def done(self, key: K) -> None:
