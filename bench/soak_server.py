@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,15 +64,15 @@ class Latency:
 
 
 class SoakServer:
-    """A `paceline-runtime` with `args`, its log in `folder`."""
+    """A `paceline-runtime` with `args`, its log in `folder`; `step_model` is the clock device's."""
 
-    def __init__(self, folder: Path, args: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, args: tuple[str, ...], step_model: Mapping[str, float] = CLOCK_MODEL) -> None:
         self._log = folder / "soak-runtime.log"
         token = folder / "token"
         token.write_text(TOKEN + "\n")
         if "clock" in args:
             path = folder / "step-model.json"
-            path.write_text(json.dumps(CLOCK_MODEL))
+            path.write_text(json.dumps(step_model))
             args = (*args, "--step-model", str(path))
         ports = ("--host", "127.0.0.1", "--port", "0", "--admin-port", "0", "--admin-token-file", str(token))
         command = [sys.executable, "-m", "paceline_runtime", *ports, *COMMON, *args]
