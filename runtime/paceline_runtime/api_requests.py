@@ -103,9 +103,12 @@ def sampling(body: ApiRequest, max_tokens: int, logprobs: int | None, grammar: s
 
 
 async def _chat_grammar(body: ChatRequest, tools: ToolFormat) -> str | None:
-    if not body.forced_functions:
-        return await _text_grammar(body)
-    return await _compiled("tools", lambda: tools.grammar(body.forced_functions, one_call=body.one_call))
+    if body.forced_functions:
+        return await _compiled("tools", lambda: tools.grammar(body.forced_functions, one_call=body.one_call))
+    grammar = await _text_grammar(body)
+    if grammar is not None or not body.has_strict_functions:
+        return grammar
+    return await _compiled("tools", lambda: tools.strict_grammar(body.functions, one_call=body.one_call))
 
 
 async def _text_grammar(body: ApiRequest) -> str | None:

@@ -154,6 +154,11 @@ class ChatRequest(ApiRequest):
         return []
 
     @property
+    def has_strict_functions(self) -> bool:
+        """Whether the model is free to call functions, but not to call some of them as it likes."""
+        return self.tool_choice in (None, "auto") and any(function.strict for function in self.functions)
+
+    @property
     def one_call(self) -> bool:
         """Whether at most one tool call is wanted: a named function is called once."""
         return self.parallel_tool_calls is False or isinstance(self.tool_choice, ToolChoice)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline_runtime.chat_schema import ChatMessage, Function
-from paceline_runtime.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
+from paceline_runtime.grammar import GRAMMAR_LIMITS, choice_grammar, json_grammar, lark_grammar, regex_grammar
 from paceline_runtime.model_errors import GrammarError
 from paceline_runtime.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat, tool_format_of
 from paceline_runtime.tool_parser import CallDelta, Delta, ToolParser
@@ -108,6 +112,119 @@ def test_formats_are_known_by_their_templates() -> None:
 @pytest.mark.parametrize("one_call", [False, True])
 def test_a_forced_call_has_a_grammar(form: ToolFormat, one_call: bool) -> None:
     assert form.grammar([Function(name="f"), Function(name="g", parameters={"properties": {}})], one_call=one_call)
+
+
+WEATHER = Function(
+    name="weather",
+    strict=True,
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer"}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+)
+NOTE = Function(name="note", parameters={"type": "object", "properties": {"text": {"type": "string"}}})
+
+
+@cache
+def byte_tokenizer() -> tuple[Tokenizer, LLTokenizer]:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: index for index, char in enumerate([*alphabet, "<end>"])}, []))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, LLTokenizer(tokenizer.to_str(), eos_token=[len(alphabet)])
+
+
+@cache
+def strict_matcher(form: ToolFormat, one_call: bool) -> LLMatcher:
+    grammar = form.strict_grammar([WEATHER, NOTE], one_call=one_call)
+    return LLMatcher(byte_tokenizer()[1], grammar, log_level=0, limits=GRAMMAR_LIMITS)
+
+
+def written(form: ToolFormat, text: str, *, one_call: bool = False) -> tuple[str, bool]:
+    """Return how much of a text the grammar of strict tools allows, and whether the answer may end there."""
+    tokenizer, _ = byte_tokenizer()
+    matcher = strict_matcher(form, one_call).deep_copy()
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    return tokenizer.decode(ids[: matcher.try_consume_tokens(ids)]), matcher.is_accepting()
+
+
+GOOD = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
+LLAMA_GOOD = GOOD.replace("arguments", "parameters")
+NOTED = '{"name": "note", "arguments": {"anything": [1, null]}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, ""),
+        (HERMES, "Plain text, a < b, <tool, {braces} and é."),
+        (HERMES, f"Let me see.\n<tool_call>\n{GOOD}\n</tool_call>"),
+        (HERMES, f"<tool_call>{GOOD}</tool_call>\n<tool_call>\n{NOTED}\n</tool_call> Done."),
+        (LLAMA3, LLAMA_GOOD),
+        (LLAMA3, 'No call: {"name": 1}'),
+        (LLAMA3, "<b>bold</b>"),
+        (MISTRAL, f"[{GOOD}, {NOTED}]"),
+        (MISTRAL, "Just text [1]."),
+    ],
+)
+def test_strict_tools_leave_text_free_and_let_calls_through(form: ToolFormat, text: str) -> None:
+    assert written(form, text) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "allowed"),
+    [
+        (HERMES, 'Hm <tool_call>\n{"name": "weather", "arguments": {"town"', '{"name": "weather", "arguments": {"'),
+        (HERMES, 'Hm <tool_call>\n{"name": "weather", "arguments": {"city": 5', '"city": '),
+        (HERMES, 'Hm <tool_call>\n{"name": "other"', '{"name": "'),
+        (HERMES, f"Hm <tool_call>\n{GOOD}\nand more", "}}\n"),
+        (HERMES, "<tool_call>\nwell", "<tool_call>\n"),
+        (LLAMA3, ' \r\n{"name": "weather", "arguments": ', " \r\n"),
+        (LLAMA3, '{"name": "weather", "parameters": {"city": "Oslo"}', '{"city": "Oslo"'),
+        (LLAMA3, "<|python_tag|>{", "<"),
+        (MISTRAL, '[{"name": "weather", "arguments": {"days"', '"arguments": {"'),
+        (MISTRAL, "[TOOL_CALLS]", "["),
+    ],
+)
+def test_strict_tools_allow_no_other_call(form: ToolFormat, text: str, allowed: str) -> None:
+    got, complete = written(form, text)
+    assert got != text and got.endswith(allowed)
+    assert not complete or not got.strip()
+
+
+def test_with_one_strict_call_the_answer_ends_after_it() -> None:
+    text = f"Well: <tool_call>\n{GOOD}\n</tool_call>"
+    assert written(HERMES, text + " and", one_call=True) == (text, True)
+    assert written(MISTRAL, f"[{GOOD}, ", one_call=True) == (f"[{GOOD}", False)
+
+
+CALLS = [GOOD, LLAMA_GOOD, NOTED, '{"name": "weather", "arguments": ', '{"city": "x", "days": 7}', "</tool_call>", "]"]
+PIECES = st.sampled_from(CALLS) | st.sampled_from([*SCRAPS, "\n", "<|python_tag|>", '"note"'])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    form=st.sampled_from([HERMES, LLAMA3, MISTRAL]),
+    one_call=st.booleans(),
+    opening=st.sampled_from(["", "Well ", f"<tool_call>{GOOD}</tool_call>", f"[{GOOD}", LLAMA_GOOD]),
+    pieces=st.lists(PIECES, max_size=16),
+)
+def test_whatever_is_written_strict_calls_are_valid(
+    form: ToolFormat, one_call: bool, opening: str, pieces: list[str]
+) -> None:
+    """Of each piece as much is written as the grammar allows; what the parser finds in the end must fit the tools."""
+    text = ""
+    for piece in (opening, *pieces):
+        text = written(form, text + piece, one_call=one_call)[0]
+    if not written(form, text, one_call=one_call)[1]:
+        return
+    for name, arguments in split(form, text, 5)[1]:
+        assert name in ("weather", "note")
+        schema = WEATHER.parameters if name == "weather" else {"type": "object"}
+        Draft202012Validator(schema).validate(json.loads(arguments))
 
 
 def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
