@@ -158,6 +158,7 @@ class Applier:
                 return
             if not await self._may_correct(key, child, live):
                 return
+            await self.cluster.claim(live)
         self._took(key, child, await self.cluster.apply(child))
 
     async def _may_correct(self, key: Key, child: Manifest, live: Manifest) -> bool:

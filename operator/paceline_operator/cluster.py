@@ -25,13 +25,17 @@ from paceline_operator.names import (
     GROUP,
     KIND,
     PLURAL,
+    POSTED,
     SERVICE_LABEL,
     VERSION,
 )
+from paceline_operator.ownership import claimed
 from paceline_operator.store import shared
 from paceline_operator.transport import APPLY, MERGE, UNMADE, Answer, Object, send
 
 __all__ = ["Cluster", "load_configuration"]
+
+Query = list[tuple[str, str]]
 
 _ATTEMPTS = 5
 _FIRST_BACKOFF = 0.2  # seconds; doubles: 0.2 … 1.6, about 3 s in all, then the queue's own backoff takes over
@@ -83,6 +87,7 @@ class Cluster:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="api")
         self._metrics = metrics
         self._leadership = leadership or Elected()
+        self._posted = set[str]()  # kinds that the server doesn't take on the condition that there is none
         self.apis = Apis.of({})
 
     def close(self) -> None:
@@ -128,7 +133,7 @@ class Cluster:
             raise ApiUnavailable(f"the CRD {CLASS_PLURAL}.{GROUP} isn't installed: run 'kubectl apply -f crds/'")
         return found
 
-    async def _list(self, path: str, kind: str, query: list[tuple[str, str]]) -> list[Object] | None:
+    async def _list(self, path: str, kind: str, query: Query) -> list[Object] | None:
         """Return all objects without their managedFields, None if there is no such kind. They are read in pages: a whole
         list decoded at once is the peak of an operator's memory. A list whose place isn't kept so long begins anew."""
         found, place = list[Object](), ""
@@ -165,21 +170,48 @@ class Cluster:
         return live
 
     async def create(self, child: Mapping[str, Any]) -> Object | None:
-        """Apply a child if there is no object of its name yet: None if there is one, which isn't touched then."""
-        absent = {**child, "metadata": {**child["metadata"], "resourceVersion": _ABSENT}}
+        """Make a child if there is no object of its name yet: None if there is one, which isn't touched then.
+
+        It is applied on the condition that there is none. Where the server takes no such condition for a kind, and said so
+        once, the child is posted instead, with a mark on it: `claim` it before it is applied.
+        """
         kind, meta = child["kind"], child["metadata"]
-        path = self._path(kind, meta["namespace"], meta["name"])
+        if kind not in self._posted:
+            absent = {**child, "metadata": {**meta, "resourceVersion": _ABSENT}}
+            try:
+                return await self._make("PATCH", meta["name"], absent, APPLY, _by(FIELD_MANAGER))
+            except ApiRefused as error:
+                if UNMADE not in str(error):
+                    raise
+                self._posted.add(kind)
+        marked = {**child, "metadata": {**meta, "annotations": {**meta["annotations"], POSTED: "true"}}}
+        return await self._make("POST", "", marked, "application/json", [("fieldManager", FIELD_MANAGER)])
+
+    async def _make(self, verb: str, name: str, child: Object, content_type: str, query: Query) -> Object | None:
+        """Send what must not exist yet; None if it does."""
+        kind, meta = child["kind"], child["metadata"]
+        path = self._path(kind, meta["namespace"], name)
         try:
-            live = await self._call("PATCH", path, kind, absent, APPLY, _by(FIELD_MANAGER), transient=(408, 429))
+            live = await self._call(verb, path, kind, child, content_type, query, transient=(408, 429))
         except ApiRefused as error:
-            if error.status == 409:
-                return None
-            if UNMADE in str(error):  # so there is none
-                return await self.apply(child)
-            raise
+            if error.status != 409:
+                raise
+            return None
         if live is None:
             raise ApiUnavailable(f"{kind} {meta['name']}: the API server has no such path now")
         return live
+
+    async def claim(self, live: Mapping[str, Any]) -> None:
+        """Make what a POST wrote ours to take out: nothing if the object isn't marked as posted."""
+        kind, meta = live["kind"], live["metadata"]
+        if POSTED not in (meta.get("annotations") or {}):
+            return
+        found = await self.get(kind, meta["namespace"], meta["name"])
+        if found is not None and found["metadata"]["uid"] == meta["uid"]:
+            fields = claimed(found["metadata"].get("managedFields") or (), FIELD_MANAGER)
+            patch = {"resourceVersion": found["metadata"]["resourceVersion"], "managedFields": fields}
+            patch["annotations"] = {POSTED: None}
+            await self.merge(kind, meta["namespace"], meta["name"], {"metadata": patch})
 
     async def delete(self, live: Mapping[str, Any]) -> None:
         """Delete this very object, in the background; another one of its name, and one that is gone, are fine."""
@@ -241,7 +273,7 @@ class Cluster:
         kind: str,
         body: Any = None,
         content_type: str = "application/json",
-        query: list[tuple[str, str]] | None = None,
+        query: Query | None = None,
         *,
         transient: tuple[int, ...] = _TRANSIENT,
     ) -> Object | None:
@@ -256,12 +288,12 @@ class Cluster:
                 await asyncio.sleep(max(backoff, min(answer.retry_after or 0.0, _LONGEST_WAIT)))
         raise ApiUnavailable(f"{verb} {path}: {answer.message}", retry_after=answer.retry_after)
 
-    def _send(self, verb: str, path: str, body: Any, content_type: str, query: list[tuple[str, str]] | None) -> Answer:
+    def _send(self, verb: str, path: str, body: Any, content_type: str, query: Query | None) -> Answer:
         """Send on a thread of the pool. The last look at the leadership comes here, when the call's turn has come."""
         if verb != "GET" and not self._leadership.may_act():
             return Answer(0, "this operator doesn't lead any more")
         return send(self._client, verb, path, body, content_type, query)
 
 
-def _by(manager: str) -> list[tuple[str, str]]:
+def _by(manager: str) -> Query:
     return [("fieldManager", manager), ("force", "true")]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
+from paceline_operator.acceptance import Acceptor
 from paceline_operator.admin_client import AdminClient
 from paceline_operator.api_kinds import KINDS
 from paceline_operator.class_keeper import ClassKeeper, concerned
@@ -50,11 +51,10 @@ class Controller:
         self._queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "services"))
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
-        self._tuner = Tuner(
-            settings, cluster, self._store, self._classes.book, metrics, self._targets, self._knobs, self._queue.add
-        )
+        acceptor = Acceptor(self._classes.book, settings)
+        self._tuner = Tuner(settings, cluster, self._store, acceptor, metrics, self._targets, self._knobs, self._queue.add)
         self._reconciler = Reconciler(
-            settings, cluster, self._store, metrics, time.monotonic, self._tuner.status, self._classes.book, self._queue.add,
+            settings, cluster, self._store, metrics, time.monotonic, acceptor, self._tuner.status, self._queue.add,
             admin.progress, _FIRST_STATUS,
         )  # fmt: skip
         self._knob_queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "knobs"))

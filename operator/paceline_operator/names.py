@@ -24,6 +24,7 @@ __all__ = [
     "NAME_LABEL",
     "OWN",
     "PLURAL",
+    "POSTED",
     "RESTART_HASH",
     "REVISION",
     "ROTATE",
@@ -57,6 +58,8 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 SERVICE_LABEL = "paceline.io/service"
 # what was applied: lets a restarted operator, and one that removes a field, see whether an object is up to date
 APPLIED = "paceline.io/applied"
+# on what the server took only by a POST, until it is applied for the first time (`Cluster.claim`)
+POSTED = "paceline.io/posted"
 # on the Deployment: hash of the Secret that was applied before it, because Secrets themselves are never read
 ADMIN_STAMP = "paceline.io/admin-secret"
 RESTART_HASH = "paceline.io/restart-knobs"

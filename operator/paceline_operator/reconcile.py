@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 from time import time
 
 from paceline_core.knobs import knobs_to_wire
-from paceline_operator.acceptance import accept
+from paceline_operator.acceptance import Acceptor
 from paceline_operator.applier import Applier
 from paceline_operator.children import Manifest
-from paceline_operator.classes import ClassBook
 from paceline_operator.cluster import Cluster
 from paceline_operator.drift import is_owned_by
 from paceline_operator.effective import Effective, effective, read_override, tuned_name
@@ -61,8 +60,8 @@ class Reconciler:
     store: Store
     metrics: Metrics
     clock: Callable[[], float]
+    acceptor: Acceptor
     tuning: Callable[[Key], TuningStatus | None] = lambda _: None
-    classes: ClassBook = field(default_factory=ClassBook)
     wake: Callable[[Key], None] = lambda _: None  # asks for a look at a service whose turn may have come
     # asks the pod that fetches a model (address, token) for the bytes that are there and those of the model
     progress: Callable[[str, str], Awaitable[tuple[int, int] | None]] = _unknown
@@ -80,10 +79,11 @@ class Reconciler:
         body = self.store.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self.applier.forget(key)  # owner references delete the children
+            self.acceptor.forget(key)
             self._first_seen.pop(key, None)
             return Pass()
         try:
-            service = accept(body, self.classes, self.settings)
+            service = self.acceptor.accept(key, body)
         except SpecError as error:
             await self._report(key, body, knobs, refusal=error)
             return Pass()

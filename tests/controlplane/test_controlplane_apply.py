@@ -115,6 +115,24 @@ def test_apply_needs_a_manager_and_no_managed_fields(api: Api, path: str) -> Non
     assert "managedFields must be nil" in answer.body["message"]
 
 
+def test_an_update_may_hand_its_fields_to_an_applier(api: Api, ns: str, path: str) -> None:
+    """How a client turns to apply: until it does so, what it created without stays when an apply leaves it out."""
+    made = api.post(f"/api/v1/namespaces/{ns}/configmaps", config_map("a", {"x": "1", "y": "1"}), fieldManager="applier")
+    (entry,) = made.ok()["metadata"]["managedFields"]
+    assert entry["operation"] == "Update"
+    assert api.apply(path, config_map("a", {"x": "1"})).ok()["data"] == {"x": "1", "y": "1"}
+    body = api.patch(path, {"metadata": {"managedFields": [{**entry, "operation": "Apply"}]}}, fieldManager="applier").ok()
+    assert set(managers(body)) == {("applier", "Apply")}
+    assert api.apply(path, config_map("a", {"x": "1"})).ok()["data"] == {"x": "1"}
+
+
+@pytest.mark.parametrize("entry", ["text", {"manager": "a"}])
+def test_managed_fields_that_say_nothing_change_no_ownership(api: Api, path: str, entry: Any) -> None:
+    api.apply(path, config_map("a", {"x": "1"})).ok()
+    api.patch(path, {"metadata": {"managedFields": [entry]}})  # taken or refused
+    assert not api.apply(path, config_map("a")).ok().get("data")
+
+
 def test_apply_takes_yaml(api: Api, path: str) -> None:
     text = b"apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\ndata:\n  x: 'yes'\n  t: 2026-01-01T00:00:00Z\n"
     assert api.apply(path, text).ok()["data"] == {"x": "yes", "t": "2026-01-01T00:00:00Z"}

@@ -5,6 +5,7 @@ import itertools
 
 from paceline_operator.api_kinds import OPTIONAL, Apis
 from paceline_operator.errors import ApiUnavailable
+from paceline_operator.names import POSTED
 from paceline_operator.overlay import overlay
 
 _PLURALS = {kind.plural for kind in OPTIONAL.values()}
@@ -25,7 +26,10 @@ class FakeCluster:
         self._versions = itertools.count(100)
 
     def add(self, item):
-        item["metadata"]["resourceVersion"] = str(next(self._versions))
+        old, meta = self.objects.get((item["kind"], item["metadata"]["name"])), item["metadata"]
+        if old is not None and "generation" in meta and old["spec"] != item["spec"]:
+            meta["generation"] = max(meta["generation"], old["metadata"]["generation"] + 1)
+        meta["resourceVersion"] = str(next(self._versions))
         self.objects[item["kind"], item["metadata"]["name"]] = item
         return copy.deepcopy(item)
 
@@ -70,6 +74,10 @@ class FakeCluster:
             return None
         return await self.apply(child)
 
+    async def claim(self, live):
+        if POSTED in live["metadata"].get("annotations", {}):
+            self.calls.append(("claim", live["kind"]))
+
     async def delete(self, live):
         self.calls.append(("delete", live["kind"]))
         self.objects.pop((live["kind"], live["metadata"]["name"]), None)
@@ -81,7 +89,7 @@ class FakeCluster:
         if error := self.refuse.get(kind) or self.refuse.get(owner):
             raise error
         merged = overlay(self.objects.get((kind, name), {}), child)
-        merged["metadata"].setdefault("uid", f"uid-{kind}")
+        merged["metadata"].setdefault("uid", f"uid-{kind}-{next(self._versions)}")
         return self.add(self.normalise(copy.deepcopy(merged)))
 
     async def patch_status(self, namespace, name, version, patch):

@@ -13,6 +13,7 @@ import urllib.request
 import uuid
 from pathlib import Path
 
+import pytest
 import yaml
 from kubernetes import client, config
 from operator_kit import KEY
@@ -32,6 +33,15 @@ _READERS = {
     "Event": ("/api/v1", "events"),
     "InferenceService": (f"/apis/{GROUP}/{VERSION}", PLURAL),
 }
+
+# marks a module whose tests also run on the cluster that KUBECONFIG names, where it names one
+_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
+ON_BOTH = pytest.mark.parametrize("api", ["embedded", *_REAL], indirect=True, scope="module")
+ON_REAL = [
+    pytest.mark.cluster,
+    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs a cluster"),
+    pytest.mark.parametrize("api", ["real"], indirect=True, scope="module"),
+]
 
 
 def eventually(check, what, timeout=60.0):
@@ -213,6 +223,19 @@ class Operator:
         with contextlib.suppress(OSError):
             return self.calls("Pod").get("GET", 0) >= 1  # the last kind that it lists
         return False
+
+
+@contextlib.contextmanager
+def operating(api, log, kubeconfig=None, **environment):
+    """Run an operator until it has listed everything and then as long as it is needed; what it said is the test's output."""
+    found = Operator(api, log, kubeconfig, **environment)
+    try:
+        eventually(found.ready, "the operator has started", 120)
+        yield found
+    finally:
+        if found.running:
+            found.stop()
+        print(log.read_text()[-8000:])
 
 
 class Proxy:

@@ -18,12 +18,15 @@ GONE = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Ex
 
 @dataclass
 class Fault:
-    """What happens to the next `times` calls whose verb and path match: an answer, a lost answer, an expired watch."""
+    """What happens to the next `times` calls whose verb and path match, and whose body holds something: an answer, a lost
+    answer, an expired watch."""
 
     verb: str
     part: str
     times: int
     status: int = 0
+    message: str = "injected"
+    holding: bytes = b""
     headers: dict = field(default_factory=dict)
     lose_answer: bool = False
     expire: bool = False
@@ -73,9 +76,9 @@ class FaultyProxy:
         """The calls after the first `since` ones that change something."""
         return [(verb, path) for _, verb, path, _ in self.calls[since:] if verb != "GET"]
 
-    def _fault(self, verb, path):
+    def _fault(self, verb, path, body):
         for fault in self.faults:
-            if fault.times > 0 and fault.verb == verb and fault.part in path:
+            if fault.times > 0 and fault.verb == verb and fault.part in path and fault.holding in body:
                 fault.times -= 1
                 return fault
         return None
@@ -83,12 +86,12 @@ class FaultyProxy:
     async def _serve(self, request):
         watch = request.query.get("watch") in ("true", "1")
         self.calls.append((monotonic(), request.method, request.path, watch))
-        fault = self._fault("WATCH" if watch else request.method, request.path)
+        fault = self._fault("WATCH" if watch else request.method, request.path, await request.read())
         if fault and fault.expire:
             line = json.dumps({"type": "ERROR", "object": GONE}) + "\n"
             return web.Response(text=line, content_type="application/json")
         if fault and fault.status:
-            status = {"kind": "Status", "code": fault.status, "message": "injected"}
+            status = {"kind": "Status", "code": fault.status, "message": fault.message}
             return web.json_response(status, status=fault.status, headers=fault.headers)
         return await self._forward(request, lose_answer=bool(fault and fault.lose_answer))
 

@@ -3,11 +3,20 @@
 from operator_fakes import FakeCluster
 from operator_kit import MINIMAL, body, settings
 
+from paceline_operator.acceptance import Acceptor
+from paceline_operator.classes import ClassBook
 from paceline_operator.metrics import Metrics
 from paceline_operator.reconcile import Reconciler
 from paceline_operator.store import Key, Store
 
 KEY = Key("team-a", "chat")
+
+
+def reconciler(cluster, store, metrics=None, clock=lambda: 0.0, *, classes=None, wake=lambda _: None, **environment):
+    """Return a reconciler of a process with these variables."""
+    own = settings(**environment)
+    acceptor = Acceptor(ClassBook() if classes is None else classes, own)
+    return Reconciler(own, cluster, store, metrics or Metrics(), clock, acceptor, wake=wake)
 
 
 class World:
@@ -16,7 +25,7 @@ class World:
     def __init__(self, **environment):
         self.cluster, self.store, self.time = FakeCluster(), Store(), 0.0
         self.metrics = Metrics()
-        self.reconciler = Reconciler(settings(**environment), self.cluster, self.store, self.metrics, lambda: self.time)
+        self.reconciler = reconciler(self.cluster, self.store, self.metrics, lambda: self.time, **environment)
 
     def manifest(self, spec=MINIMAL, **identity):
         old = self.cluster.objects.get(("InferenceService", "chat"), {})

@@ -14,6 +14,8 @@ from paceline_operator import cluster as cluster_module
 from paceline_operator.cluster import KINDS, Cluster, load_configuration
 from paceline_operator.errors import ApiRefused, ApiUnavailable, SettingsError
 from paceline_operator.metrics import Metrics
+from paceline_operator.names import POSTED
+from paceline_operator.ownership import claimed
 from paceline_operator.render import render
 
 
@@ -221,11 +223,36 @@ async def test_a_child_is_created_only_where_there_is_none(api, server):
     assert [json.loads(request[3])["metadata"]["resourceVersion"] for request in server.requests] == ["1", "1"]
 
 
-async def test_old_servers_are_told_once_more_to_create_a_service(api, server):
+async def test_a_server_that_takes_no_condition_gets_posts_from_then_on(api, server):
+    """Kubernetes 1.20 about Services: one refusal tells it, for this kind alone."""
     refusal = {"message": "resourceVersion should not be set on objects to be created"}
-    server.answers = [(500, refusal, {}), (201, {"metadata": {"name": "chat"}}, {})]
+    made = (201, {"metadata": {"name": "chat"}}, {})
+    server.answers = [(500, refusal, {}), made, (409, {"message": "already exists"}, {}), made]
     assert await api.create(child("Service")) == {"metadata": {"name": "chat"}}
-    assert [json.loads(request[3])["metadata"].get("resourceVersion") for request in server.requests] == ["1", None]
+    assert await api.create(child("Service")) is None
+    assert await api.create(child()) == {"metadata": {"name": "chat"}}
+    assert [request[0] for request in server.requests] == ["PATCH", "POST", "POST", "PATCH"]
+    posted = json.loads(server.requests[1][3])["metadata"]
+    assert (posted["annotations"][POSTED], "resourceVersion" in posted) == ("true", False)
+    assert server.requests[1][1] == "/api/v1/namespaces/team-a/services?fieldManager=paceline-operator"
+
+
+async def test_what_was_not_posted_is_claimed_without_a_call(api, server):
+    await api.claim(child("Service"))
+    assert server.requests == []
+
+
+async def test_a_claim_is_of_the_version_that_was_read(api, server, monkeypatch):
+    live = child("Service")
+    live["metadata"] |= {"uid": "u", "annotations": {POSTED: "true"}, "resourceVersion": "7"}
+    server.answers = [(200, {**live, "metadata": live["metadata"] | {"resourceVersion": "8"}}, {})]
+    await api.claim(live)
+    patch = json.loads(server.requests[-1][3])["metadata"]
+    assert (patch["resourceVersion"], patch["annotations"]) == ("8", {POSTED: None})
+    server.answers = [(200, {**live, "metadata": live["metadata"] | {"uid": "another"}}, {})]
+    before = len(server.requests)
+    await api.claim(live)
+    assert [request[0] for request in server.requests[before:]] == ["GET"]
 
 
 async def test_a_deletion_is_of_this_very_object(api, server):
@@ -263,3 +290,20 @@ def test_without_a_server_to_talk_to_the_message_says_what_to_set(monkeypatch, t
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="KUBECONFIG"):
         load_configuration()
+
+
+def entry(operation, fields, manager="paceline-operator", **more):
+    return {"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": fields} | more
+
+
+def test_what_a_manager_wrote_counts_as_applied_by_it():
+    port = 'k:{"port":1}'
+    posted = entry("Update", {"f:spec": {"f:type": {}, "f:ports": {".": {}, port: {"f:name": {}}}}})
+    applied = entry("Apply", {"f:spec": {"f:ports": {port: {"f:port": {}}}, "f:selector": {}}})
+    theirs, status = entry("Update", {"f:x": {}}, "kubectl"), entry("Update", {"f:status": {}}, subresource="status")
+    *others, mine = claimed([posted, theirs, applied, status], "paceline-operator")
+    assert others == [theirs, status]
+    assert mine["operation"] == "Apply"
+    ports = {".": {}, port: {"f:name": {}, "f:port": {}}}
+    assert mine["fieldsV1"] == {"f:spec": {"f:type": {}, "f:ports": ports, "f:selector": {}}}
+    assert claimed([theirs], "paceline-operator") == [theirs]

@@ -9,30 +9,7 @@ import yaml
 from operator_kit import loose_crd
 from operator_process import CRDS, PLURAL, Api, Operator, eventually
 
-from embedded import embedded_server
-
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with embedded_server(tmp_path_factory.mktemp("apiserver")) as server:
-        found = Api(server.kubeconfig)
-        found.prepare()
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def operator(api, tmp_path_factory):
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    found = Operator(api, log)
-    try:
-        eventually(found.ready, "the operator has started", 120)
-        yield found
-    finally:
-        found.stop()
-    print(log.read_text()[-8000:])
 
 
 def writes(operator):

@@ -5,11 +5,12 @@ import copy
 import pytest
 from operator_kit import MINIMAL, body, set_at, settings
 
-from paceline_operator.acceptance import accept
+from paceline_operator.acceptance import Acceptor, accept
 from paceline_operator.class_spec import parse_class
 from paceline_operator.classes import ClassBook
 from paceline_operator.effective import Override, effective, spec_hash
 from paceline_operator.errors import SpecError
+from paceline_operator.store import Key
 
 FULL_CLASS = {
     "defaults": {
@@ -306,3 +307,25 @@ def test_the_book_says_what_is_news():
 )
 def test_a_malformed_service_is_refused_not_crashed_on(spec):
     assert refused(spec)
+
+
+def test_a_spec_is_judged_anew_only_when_it_or_its_class_changes():
+    book, key = ClassBook([cls({"defaults": {"batching": {"maxNumSeqs": 4}}})]), Key("team-a", "chat")
+    acceptor = Acceptor(book, settings())
+    first = acceptor.accept(key, body(MINIMAL | {"className": "gpu"}))
+    assert acceptor.accept(key, body(MINIMAL | {"className": "gpu"}, status={"replicas": 1})) is first
+    edited = acceptor.accept(key, body(MINIMAL | {"className": "gpu", "replicas": 3}, generation=2))
+    assert (edited.spec.replicas, edited.knobs.max_num_seqs) == (3, 4)
+    book.put(cls({"defaults": {"batching": {"maxNumSeqs": 8}}}, version="2"))
+    assert acceptor.accept(key, body(MINIMAL | {"className": "gpu", "replicas": 3}, generation=2)).knobs.max_num_seqs == 8
+    again = acceptor.accept(key, body(MINIMAL | {"className": "gpu"}, uid="uid-2"))  # made anew under the same name
+    assert (again.uid, again.spec.replicas) == ("uid-2", first.spec.replicas)
+
+
+def test_a_class_that_goes_takes_back_what_was_accepted():
+    book, key = ClassBook([cls({})]), Key("team-a", "chat")
+    acceptor = Acceptor(book, settings())
+    acceptor.accept(key, body(MINIMAL | {"className": "gpu"}))
+    book.remove("gpu")
+    with pytest.raises(SpecError, match="no such InferenceClass"):
+        acceptor.accept(key, body(MINIMAL | {"className": "gpu"}))

@@ -1,37 +1,17 @@
 """An InferenceClass on an API server, with the operator as a process: what it gives, what it refuses, and how it goes."""
 
 import contextlib
-import os
 
 import pytest
 from kubernetes import client
-from operator_process import Api, Operator, eventually
+from operator_process import ON_BOTH, eventually
 
-from embedded import embedded_server
-
-_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
+pytestmark = [ON_BOTH, pytest.mark.usefixtures("operator")]
 CLASSES = "/apis/paceline.io/v1alpha1/inferenceclasses"
 SPEC = {
     "defaults": {"batching": {"maxNumSeqs": 12}, "image": "localhost/class:1", "resources": {"limits": {"memory": "1Gi"}}},
     "limits": {"maxReplicas": 2, "resources": {"memory": "2Gi"}},
 }
-
-
-@pytest.fixture(scope="module", params=["embedded", *_REAL])
-def api(request, tmp_path_factory):
-    with contextlib.ExitStack() as stack:
-        kubeconfig = os.environ.get("KUBECONFIG")
-        if request.param == "embedded":
-            kubeconfig = stack.enter_context(embedded_server(tmp_path_factory.mktemp("apiserver"))).kubeconfig
-        found = Api(kubeconfig)
-        found.prepare()
-        log = tmp_path_factory.mktemp("operator") / "operator.log"
-        operator = Operator(found, log)
-        eventually(operator.ready, "the operator has started", 60)
-        yield found
-        operator.kill()
-        print(log.read_text()[-4000:])
-        found.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 set by hand."""
 
 import contextlib
-import os
 import socket
 import threading
 import time
@@ -15,36 +14,14 @@ import pytest
 import yaml
 from kubernetes import client
 from operator_kit import KEY
-from operator_process import CHILDREN, GROUP, PLURAL, Api, Operator, Proxy, eventually
+from operator_process import CHILDREN, GROUP, ON_BOTH, PLURAL, Api, Operator, Proxy, eventually
 
 from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_operator.names import RESTART_HASH, SERVICE_LABEL, admin_token
 
 CHART = Path(__file__).parents[2] / "charts" / "paceline"
-_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
-
-
-@pytest.fixture(scope="module", params=["embedded", *_REAL])
-def api(request, tmp_path_factory):
-    with contextlib.ExitStack() as stack:
-        kubeconfig = os.environ.get("KUBECONFIG")
-        if request.param == "embedded":
-            kubeconfig = stack.enter_context(embedded_server(tmp_path_factory.mktemp("apiserver"))).kubeconfig
-        found = Api(kubeconfig)
-        found.prepare()
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
-def operator(api, tmp_path_factory):
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    found = Operator(api, log)
-    eventually(found.ready, "the operator has started", 120)
-    yield found
-    found.stop()
-    print(log.read_text()[-8000:])
+pytestmark = ON_BOTH
 
 
 @pytest.fixture(scope="module")

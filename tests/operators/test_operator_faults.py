@@ -5,10 +5,9 @@ from itertools import pairwise
 
 import pytest
 from operator_kit import loose_crd
-from operator_process import CHILDREN, Api, Operator, eventually
+from operator_process import CHILDREN, Operator, eventually, operating
 from operator_proxy import Fault, FaultyProxy
 
-from embedded import embedded_server
 from paceline_operator.names import REVISION, UPGRADE
 
 LATER = """
@@ -31,15 +30,6 @@ main()
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with embedded_server(tmp_path_factory.mktemp("apiserver")) as server:
-        found = Api(server.kubeconfig)
-        found.prepare()
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="module")
 def proxy(api, tmp_path_factory):
     found = FaultyProxy(api.kubeconfig, tmp_path_factory.mktemp("proxy"))
     yield found
@@ -48,14 +38,8 @@ def proxy(api, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def operator(api, proxy, tmp_path_factory):
-    log = tmp_path_factory.mktemp("operator") / "operator.log"
-    found = Operator(api, log, proxy.kubeconfig)
-    try:
-        eventually(found.ready, "the operator has started", 120)
+    with operating(api, tmp_path_factory.mktemp("operator") / "operator.log", proxy.kubeconfig) as found:
         yield found
-    finally:
-        found.stop()
-    print(log.read_text()[-8000:])
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +64,7 @@ def become_ready(api, name):
     api.merge("Deployment", name, {"status": {"observedGeneration": meta["generation"], **figures}}, "/status")
 
 
-def test_a_new_service_costs_a_call_per_child_and_three(api, operator, proxy, request):
-    if "real" in request.node.name:
-        pytest.skip("there a controller writes the Deployment's status, and a Service takes a second call on 1.20")
+def test_a_new_service_costs_a_call_per_child_and_three(api, operator, proxy):
     before = settle(proxy)
     api.service("cheap", replicas=1)
     api.complete("cheap")
@@ -149,9 +131,7 @@ def test_a_watch_that_has_lost_its_place_starts_anew(api, operator, proxy):
     assert operator.running
 
 
-def test_a_kind_that_comes_later_is_made_watched_and_pruned(api, operator, proxy, request):
-    if "real" in request.node.name:
-        pytest.skip("a CRD belongs to everybody on a shared cluster")
+def test_a_kind_that_comes_later_is_made_watched_and_pruned(api, operator, proxy):
     scaling = {"maxReplicas": 3, "provider": "KEDA", "prometheus": "http://prom:9090", "waitingRequests": 5}
     api.service("late", scaling=scaling)
     eventually(lambda: api.condition("late", "ChildrenApplied").get("reason") == "ApiMissing", "it is told")

@@ -2,28 +2,13 @@
 
 import contextlib
 import json
-import os
 import signal
 
 import pytest
-from operator_process import Api, Operator, eventually
+from operator_process import ON_BOTH, Operator, eventually
 
-from embedded import embedded_server
-
-_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
+pytestmark = ON_BOTH
 DURATION = 4  # seconds: the default of 9 would only make the test longer
-
-
-@pytest.fixture(scope="module", params=["embedded", *_REAL])
-def api(request, tmp_path_factory):
-    with contextlib.ExitStack() as stack:
-        kubeconfig = os.environ.get("KUBECONFIG")
-        if request.param == "embedded":
-            kubeconfig = stack.enter_context(embedded_server(tmp_path_factory.mktemp("apiserver"))).kubeconfig
-        found = Api(kubeconfig)
-        found.prepare()
-        yield found
-        found.close()
 
 
 class Replica(Operator):

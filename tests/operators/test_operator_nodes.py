@@ -11,13 +11,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from operator_process import Api, Operator, eventually
+from operator_process import ON_REAL, eventually, operating
 
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.nodes,
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs a cluster with nodes"),
-]
+pytestmark = [*ON_REAL, pytest.mark.nodes]
 
 # the host's files, read-only: a container image with a Python in it, where no registry is
 IMAGE = "localhost/hostfs:1"
@@ -51,21 +47,10 @@ def overlay(code=SERVER, image=IMAGE, **variables):
 
 
 @pytest.fixture(scope="module")
-def api():
-    found = Api(os.environ["KUBECONFIG"])
-    found.prepare()
-    yield found
-    found.close()
-
-
-@pytest.fixture(scope="module")
 def operator(api, tmp_path_factory):
     log = tmp_path_factory.mktemp("operator") / "operator.log"
-    found = Operator(api, log, PACELINE_ALLOW_TEMPLATE="any", PACELINE_RUNTIME_IMAGE=IMAGE)
-    eventually(found.ready, "the operator has started", 120)
-    yield found
-    found.stop()
-    print(log.read_text()[-8000:])
+    with operating(api, log, PACELINE_ALLOW_TEMPLATE="any", PACELINE_RUNTIME_IMAGE=IMAGE) as found:
+        yield found
 
 
 @contextlib.contextmanager

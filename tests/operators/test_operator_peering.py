@@ -7,20 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from operator_kit import loose_crd
-from operator_process import Api, Operator, eventually
-
-from embedded import embedded_server
+from operator_process import Operator, eventually
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-
-
-@pytest.fixture(scope="module")
-def api(tmp_path_factory):
-    with embedded_server(tmp_path_factory.mktemp("apiserver")) as server:
-        found = Api(server.kubeconfig)
-        found.prepare()
-        yield found
-        found.close()
 
 
 @pytest.fixture

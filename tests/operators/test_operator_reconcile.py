@@ -3,15 +3,14 @@
 import copy
 
 import pytest
-from operator_kit import MINIMAL, body, now, settings
+from operator_kit import MINIMAL, body, now
 from operator_pods import deployment, running, waiting
-from operator_world import KEY, World
+from operator_world import KEY, World, reconciler
 
 from paceline_operator.errors import ApiRefused, ApiUnavailable
 from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.names import APPLIED, SERVICE_LABEL
 from paceline_operator.pods import instances
-from paceline_operator.reconcile import Reconciler
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ async def test_a_restarted_operator_writes_nothing(world):
     await world.run()
     fresh = World()
     fresh.cluster = world.cluster
-    fresh.reconciler = Reconciler(settings(), world.cluster, fresh.store, fresh.metrics, lambda: 0.0)
+    fresh.reconciler = reconciler(world.cluster, fresh.store)
     for (kind, _), item in world.cluster.objects.items():
         if kind != "Secret":
             fresh.store.put(kind, copy.deepcopy(item))
@@ -258,8 +257,8 @@ async def test_a_secret_that_pods_wait_for_is_applied_again_but_not_all_the_time
 async def test_another_operator_key_renews_the_secret_without_rolling_pods(world):
     await world.run()
     template = copy.deepcopy(world.cluster.objects["Deployment", "chat"]["spec"]["template"])
-    renewed = settings(OPERATOR_KEY="another-key-of-at-least-thirty-two-bytes")
-    world.reconciler = Reconciler(renewed, world.cluster, world.store, world.metrics, lambda: world.time)
+    renewed = "another-key-of-at-least-thirty-two-bytes"
+    world.reconciler = reconciler(world.cluster, world.store, OPERATOR_KEY=renewed)
     await world.run()
     assert [kind for verb, kind in world.cluster.calls if verb == "apply"] == ["Secret", "Deployment"]
     assert world.cluster.objects["Deployment", "chat"]["spec"]["template"] == template

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 from operator_fakes import FakeCluster
-from operator_kit import MINIMAL, body, settings
+from operator_kit import MINIMAL, body
 from operator_pods import deployment as numbers
+from operator_world import reconciler
 from test_operator_class import cls
 
 from paceline_operator.class_keeper import ClassKeeper, concerned
-from paceline_operator.metrics import Metrics
-from paceline_operator.reconcile import Reconciler
 from paceline_operator.store import Key, Store
 from paceline_operator.turns import Turns
 
@@ -24,10 +23,9 @@ class Fleet:
         self.cluster = fleet.cluster if fleet else FakeCluster()
         self.store, self.woken = Store(), []
         self.keeper = ClassKeeper(self.cluster)
-        self.reconciler = Reconciler(
-            settings(CLASS_ROLLOUTS=str(most)), self.cluster, self.store, Metrics(), lambda: 0.0,
-            classes=self.keeper.book, wake=self.woken.append,
-        )  # fmt: skip
+        self.reconciler = reconciler(
+            self.cluster, self.store, classes=self.keeper.book, wake=self.woken.append, CLASS_ROLLOUTS=str(most)
+        )
         for item in copy.deepcopy(list(fleet.cluster.objects.values()) if fleet else []):
             self.store.put(item["kind"], item)
 

@@ -6,12 +6,11 @@ import json
 import pytest
 from operator_fakes import ALL_APIS
 from operator_kit import FULL, MINIMAL, service, set_at, settings
-from operator_world import KEY, World
+from operator_world import KEY, World, reconciler
 
 from paceline_operator import render as render_module
 from paceline_operator.names import INPUTS, RESTART_HASH, REVISION, TEMPLATE, UPGRADE
 from paceline_operator.pod import pod_template, revision_of
-from paceline_operator.reconcile import Reconciler
 from paceline_operator.render import render
 from paceline_operator.upgrade import hold, inputs_hash
 
@@ -43,7 +42,7 @@ def template(world):
 
 def succeed(world, **environment):
     """Another process of another version takes over, with what the API server has."""
-    world.reconciler = Reconciler(settings(**environment), world.cluster, world.store, world.metrics, lambda: world.time)
+    world.reconciler = reconciler(world.cluster, world.store, world.metrics, lambda: world.time, **environment)
 
 
 async def test_pods_stay_while_nobody_asks_for_others(later):

@@ -59,10 +59,11 @@ def apply(live: Json, config: Json, layout: Layout, manager: Manager, *, force: 
 
 
 def track_update(live: Json, new: Json, layout: Layout, manager: Manager, now: str) -> Json:
-    """Return `new` (written without apply) with `managedFields` that give the writer what it changed."""
+    """Return `new` (written without apply) with `managedFields` that give the writer what it changed; it may also rewrite
+    them itself, as clients do that turn to apply."""
     if metadata(new).get("managedFields") == [{}]:  # how a client drops all ownership
         return _with_entries(new, {})
-    entries = _entries(live)
+    entries = _given(new) or _entries(live)
     changed, removed = _difference(flatten(live, layout), flatten(new, layout))
     kept = {key: _without(e, (changed | removed) if key != manager else removed, now) for key, e in entries.items()}
     mine = kept.get(manager) or _Entry(manager, now, frozenset())
@@ -161,6 +162,15 @@ def _entries(obj: Json) -> Entries:
         manager = Manager(raw.get("manager", ""), raw["operation"], raw["apiVersion"], raw.get("subresource", ""))
         found[manager] = _Entry(manager, raw.get("time", ""), frozenset(decode(raw.get("fieldsV1") or {})))
     return found
+
+
+def _given(obj: Json) -> Entries:
+    """Return the entries that a writer states; none if they can't be read: the real server overlooks them then."""
+    try:
+        entries = _entries(obj)
+    except (AttributeError, KeyError, TypeError):
+        return {}
+    return entries if all(manager.operation in ("Apply", "Update") for manager in entries) else {}
 
 
 def _with_entries(obj: Json, entries: Entries) -> Json:

@@ -17,8 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline_operator.acceptance import accept
-from paceline_operator.classes import ClassBook
+from paceline_operator.acceptance import Acceptor
 from paceline_operator.cluster import Cluster
 from paceline_operator.drift import is_owned_by
 from paceline_operator.effective import effective, read_override, tuned_name
@@ -71,7 +70,7 @@ class Tuner:
     settings: Settings
     cluster: Cluster
     store: Store
-    classes: ClassBook
+    acceptor: Acceptor
     metrics: Metrics
     targets: Mapping[Key, Target]
     knobs: Mapping[Key, Mapping[str, PodKnobs]]
@@ -136,7 +135,7 @@ class Tuner:
         if body is None or "deletionTimestamp" in body["metadata"] or key not in self.targets:
             return None
         try:
-            service = accept(body, self.classes, self.settings)
+            service = self.acceptor.accept(key, body)
         except SpecError:
             return None  # nothing is tuned under a spec that can't be used
         mode, known = service.tuning.mode, self._tuned.get(key)
