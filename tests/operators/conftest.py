@@ -9,9 +9,15 @@ from operator_process import Api, operating
 from embedded import embedded_server
 
 
+def pytest_generate_tests(metafunc):
+    servers = getattr(metafunc.module, "SERVERS", None)
+    if servers and "api" in metafunc.fixturenames:
+        metafunc.parametrize("api", servers, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
 def api(request, tmp_path_factory):
-    """A namespace of its own on an API server: the embedded one, or the real one if the module asks for it (`ON_BOTH`)."""
+    """A namespace of its own on an API server: the embedded one, or the real one if the module asks for it (`SERVERS`)."""
     with contextlib.ExitStack() as stack:
         if getattr(request, "param", "embedded") == "real":
             kubeconfig = os.environ["KUBECONFIG"]

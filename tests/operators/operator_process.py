@@ -34,14 +34,10 @@ _READERS = {
     "InferenceService": (f"/apis/{GROUP}/{VERSION}", PLURAL),
 }
 
-# marks a module whose tests also run on the cluster that KUBECONFIG names, where it names one
-_REAL = [pytest.param("real", marks=pytest.mark.cluster)] if "KUBECONFIG" in os.environ else []
-ON_BOTH = pytest.mark.parametrize("api", ["embedded", *_REAL], indirect=True, scope="module")
-ON_REAL = [
-    pytest.mark.cluster,
-    pytest.mark.skipif("KUBECONFIG" not in os.environ, reason="needs a cluster"),
-    pytest.mark.parametrize("api", ["real"], indirect=True, scope="module"),
-]
+# what a module's SERVERS may be, other than the embedded one: each of its tests with an `api` runs once on each
+_NAMED = "KUBECONFIG" in os.environ
+_REAL = pytest.param("real", marks=[pytest.mark.cluster, pytest.mark.skipif(not _NAMED, reason="needs a cluster")])
+BOTH, REAL = ["embedded", *([_REAL] if _NAMED else [])], [_REAL]
 
 
 def eventually(check, what, timeout=60.0):

@@ -4,9 +4,10 @@ import contextlib
 
 import pytest
 from kubernetes import client
-from operator_process import ON_BOTH, eventually
+from operator_process import BOTH, eventually
 
-pytestmark = [ON_BOTH, pytest.mark.usefixtures("operator")]
+SERVERS = BOTH
+pytestmark = pytest.mark.usefixtures("operator")
 CLASSES = "/apis/paceline.io/v1alpha1/inferenceclasses"
 SPEC = {
     "defaults": {"batching": {"maxNumSeqs": 12}, "image": "localhost/class:1", "resources": {"limits": {"memory": "1Gi"}}},

@@ -14,14 +14,14 @@ import pytest
 import yaml
 from kubernetes import client
 from operator_kit import KEY
-from operator_process import CHILDREN, GROUP, ON_BOTH, PLURAL, Api, Operator, Proxy, eventually
+from operator_process import BOTH, CHILDREN, GROUP, PLURAL, Api, Operator, Proxy, eventually
 
 from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_operator.names import RESTART_HASH, SERVICE_LABEL, admin_token
 
 CHART = Path(__file__).parents[2] / "charts" / "paceline"
-pytestmark = ON_BOTH
+SERVERS = BOTH
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import json
 import signal
 
 import pytest
-from operator_process import ON_BOTH, Operator, eventually
+from operator_process import BOTH, Operator, eventually
 
-pytestmark = ON_BOTH
+SERVERS = BOTH
 DURATION = 4  # seconds: the default of 9 would only make the test longer
 
 

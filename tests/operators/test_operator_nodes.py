@@ -11,9 +11,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from operator_process import ON_REAL, eventually, operating
+from operator_process import REAL, eventually, operating
 
-pytestmark = [*ON_REAL, pytest.mark.nodes]
+SERVERS = REAL
+pytestmark = pytest.mark.nodes
 
 # the host's files, read-only: a container image with a Python in it, where no registry is
 IMAGE = "localhost/hostfs:1"

@@ -3,7 +3,7 @@
 import pytest
 from operator_fakes import ALL_APIS
 from operator_kit import service, settings
-from operator_process import CHILDREN, ON_BOTH, eventually, operating
+from operator_process import BOTH, CHILDREN, eventually, operating
 from operator_proxy import Fault, FaultyProxy
 
 from paceline_operator.cluster import Cluster, load_configuration
@@ -12,7 +12,7 @@ from paceline_operator.names import POSTED
 from paceline_operator.render import render
 from paceline_operator.transport import UNMADE
 
-pytestmark = ON_BOTH
+SERVERS = BOTH
 
 
 def refusals():
