@@ -12,7 +12,6 @@ from bench.cpu_install import (
     CACHE,
     LLAMA_FORMS,
     MODEL,
-    OPENVINO_FORMS,
     WEIGHTS,
     gguf_of,
     node_of,
@@ -78,14 +77,15 @@ def _llama_cpp(form: str, precision: str) -> Contestant:
     return Contestant(f"llama.cpp {form}", "llama.cpp", precision, (library, gguf_of(form)), launch)
 
 
-def _openvino(form: str, precision: str, compute: str) -> Contestant:
+def _openvino(form: str, precision: str, products: str = "") -> Contestant:
+    """`products`: the type that they are computed in; empty: what the plugin chooses for the processor."""
+
     def launch(slots: int, _port: int) -> Launch:
         script = str(DRIVERS / "openvino_driver.py")
-        return Launch((str(python_of("openvino")), script, str(openvino_model(form)), str(slots), compute))
+        return Launch((str(python_of("openvino")), script, str(openvino_model(form)), str(slots), products))
 
-    name = f"openvino {form}" if compute == "f32" else f"openvino {form}, {compute} products"
     needs = (python_of("openvino"), openvino_model(form) / "openvino_model.bin")
-    return Contestant(name, "openvino", precision, needs, launch)
+    return Contestant(f"openvino {precision}", "openvino", precision, needs, launch)
 
 
 def _vllm(dtype: str, precision: str) -> Contestant:
@@ -125,13 +125,13 @@ CONTESTANTS = (
     _ours("bf16", "bf16", "--kernels", "native", "--dtype", "bfloat16"),
     _ours("int8", "int8", "--kernels", "native", "--quantization", "int8"),
     _ours("int4", "int4", "--kernels", "native", "--quantization", "int4"),
-    *(_openvino(form, form, "f32") for form in OPENVINO_FORMS),
+    _openvino("fp32", "fp32", "f32"),
     _openvino("fp32", "bf16", "bf16"),
-    _openvino("int8", "int8", "bf16"),
-    _openvino("int4", "int4", "bf16"),
+    _openvino("int8", "int8"),
+    _openvino("int4", "int4"),
     *(_llama_cpp(form, LLAMA_PRECISION[form]) for form in (*LLAMA_FORMS, "Q4_1")),
-    _vllm("float32", "fp32"),
     _vllm("bfloat16", "bf16"),
+    _vllm("float32", "fp32"),
     _transformers("continuous", "float32", "fp32"),
     _transformers("static", "float32", "fp32"),
 )

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching pipeline, driven step by step: `openvino_driver.py MODEL SLOTS PRECISION`."""
+"""OpenVINO GenAI's continuous batching pipeline, driven step by step: MODEL SLOTS PRODUCTS."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ CACHE_GB = 2
 
 
 class Pipeline:
-    """`precision`: the type that products are computed in (`f32`, `bf16`), which the plugin else chooses by the CPU."""
+    """`products`: the type that they are computed in (`f32`, `bf16`); empty: the plugin's choice for this processor."""
 
-    def __init__(self, model: Path, slots: int, precision: str) -> None:
+    def __init__(self, model: Path, slots: int, products: str) -> None:
         config = genai.SchedulerConfig()
         config.max_num_seqs = slots
         config.max_num_batched_tokens = 4096  # a whole prompt: without split-fuse a longer one would never start
         config.dynamic_split_fuse = False  # with it the cap on sequences isn't obeyed
         config.cache_size = CACHE_GB
         config.enable_prefix_caching = False
-        properties = {"INFERENCE_PRECISION_HINT": precision}
+        properties = {"INFERENCE_PRECISION_HINT": products} if products else {}
         self._pipeline = genai.ContinuousBatchingPipeline(model, config, "CPU", properties)
         self._next = 0
 
