@@ -14,7 +14,7 @@ from bench.cpu_workload import Workload
 from bench.machine import machine, processor
 from bench.roofline import Roofline, measure
 
-GOOD = ("fp32", "bf16", "int8")  # forms of ours whose perplexity is within 1 % of fp32's (bench.quality)
+GOOD = ("default", "fp32", "bf16", "int8")  # forms of ours whose perplexity is within 1 % of fp32's (bench.quality)
 GUESS = 120.0  # seconds of a run that was never made
 
 
