@@ -48,6 +48,7 @@ class Knobs:
     static_flush: float = 1.0
     long_prefill_threshold: int = 2048
     prefix_caching: bool = True
+    speculative: int = 0
     slo_ttft: float | None = None
     slo_tpot: float | None = None
     kv_memory_fraction: float = 0.9
@@ -222,6 +223,8 @@ KNOBS: tuple[KnobSpec, ...] = (
     KnobSpec("longPrefillThreshold", "long_prefill_threshold", "int", "tokens", _STEP,
              "Most prefill tokens that one sequence takes of a step while others want tokens too.", 1, _MAX_TOKENS),
     KnobSpec("prefixCaching", "prefix_caching", "bool", "", _STEP, "Reuse the KV blocks of equal prompt prefixes."),
+    KnobSpec("speculative", "speculative", "int", "tokens", _STEP,
+             "Most tokens guessed ahead per sequence and step by prompt lookup; 0: none. So far on CPUs only.", 0, 16),
     KnobSpec("sloTtft", "slo_ttft", "duration", "seconds", _STEP,
              "Strategy iteration: objective for the time to the first token.", 0, _HOUR, low_exclusive=True, nullable=True),
     KnobSpec("sloTpot", "slo_tpot", "duration", "seconds", _STEP,

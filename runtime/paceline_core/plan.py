@@ -18,6 +18,8 @@ class ScheduledSequence(NamedTuple):
     Position `i` of the sequence has its KV in block `block_table[i // block_size]`, slot `i % block_size`. The table covers
     at least `start + num_tokens` positions; it is append-only and shared with the scheduler, so don't keep or change it.
     `samples` is true if the last computed token's logits give a new token (the step reaches the end of what is known).
+    `drafts` are guesses of the tokens that follow what is known; they are the last of the `num_tokens`. The runner samples
+    after each of them too, and gives the tokens up to the first that isn't the draft at its place.
 
     A tuple, because a step of a thousand makes a thousand: a frozen dataclass takes three times as long to make.
     """
@@ -27,14 +29,16 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
     block_table: Sequence[int]
     samples: bool
+    drafts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The size of a step as the step-time model sees it.
 
-    `decode_tokens`: tokens of sequences past their prompt; `prefill_tokens`: tokens of prompts (and of recomputation);
-    `context_tokens`: KV positions read by decodes; `prefill_attention`: sum of chunk length × context length over prefills.
+    `decode_tokens`: tokens of sequences past their prompt, drafts included; `prefill_tokens`: tokens of prompts (and of
+    recomputation); `context_tokens`: KV positions read by decodes; `prefill_attention`: sum of chunk length × context length
+    over prefills.
     """
 
     decode_tokens: int = 0
@@ -51,6 +55,11 @@ class StepShape:
         """Return this shape with one more decode: `count` tokens from position `start`."""
         context = self.context_tokens + start + count
         return StepShape(self.decode_tokens + count, self.prefill_tokens, context, self.prefill_attention)
+
+    def with_drafts(self, count: int) -> StepShape:
+        """Return this shape with `count` drafts behind its decodes, whose KV the drafts read with them."""
+        decodes, context = self.decode_tokens + count, self.context_tokens + count
+        return StepShape(decodes, self.prefill_tokens, context, self.prefill_attention)
 
 
 @dataclass(frozen=True, slots=True)

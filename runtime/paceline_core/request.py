@@ -42,7 +42,7 @@ class Request:
     twin), `prefix_hashes` gives the hashes of the prompt's full blocks, or nothing is shared. `salt` keeps tenants' cached
     blocks apart. `read_cache` false computes every prompt token anew, for who needs what comes of each (log-probabilities of
     the prompt); its blocks are shared all the same. Generation ends on one of `stop_token_ids` after `min_tokens`, or
-    at `max_tokens`.
+    at `max_tokens`. `draftable` false: no tokens are guessed for it.
     """
 
     seq_id: int
@@ -57,6 +57,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     read_cache: bool = True
+    draftable: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from paceline_core.planner import Planner
 from paceline_core.policies import Policy, make_policy
 from paceline_core.request import Ended, FinishReason, Request, WaitReason
 from paceline_core.sequence import SequenceState, Stage
+from paceline_core.speculation import Proposer, Speculation
 from paceline_core.step_builder import StepBuilder
 from paceline_core.step_time import StepPredictor
 from paceline_core.stride import Stride, find_stride
@@ -38,6 +39,7 @@ class Scheduler:
 
     `num_blocks` sizes the KV pool, `max_model_len` bounds prompt plus output (tokens), `pipeline_depth` is how many plans
     may be in flight (1 or 2). `step_model` lets `iteration` keep time objectives; without one it keeps priorities only.
+    `proposer` makes the drafts that the knob `speculative` asks for; give none if the runner can't check them.
     Drive it as: `add`/`abort`, then `schedule` until it returns None, run the plans in order, `complete` each in order,
     and `take_ended` after every call.
     """
@@ -51,12 +53,14 @@ class Scheduler:
         pipeline_depth: int = 1,
         step_model: StepPredictor | None = None,
         first_epoch: int = 0,
+        proposer: Proposer | None = None,
     ) -> None:
         self.max_model_len = max_model_len
         self._pipeline = Pipeline(pipeline_depth)
         self._board = KnobBoard(knobs, first_epoch)
         self._model = step_model
         self._kv = KvCache(num_blocks, knobs.block_size, caching=knobs.prefix_caching)
+        self._speculation = Speculation(proposer, self._kv)
         self._gate = ResultGate()
         policy = make_policy(knobs, step_model)
         self._planner = Planner(knobs, policy, self._kv, self._gate)
@@ -185,6 +189,7 @@ class Scheduler:
             self._end(seq, FinishReason.REFUSED, now)
         builder = StepBuilder(self._pipeline.next_step, self.knobs.max_num_batched_tokens, self.knobs.max_num_seqs)
         self._planner.fill(builder, now)
+        self._speculation.fill(builder, self._planner)
         if not builder.entries and resized is None:
             return None
         return self._launch(builder, resized)
@@ -204,10 +209,11 @@ class Scheduler:
             if seq.stage is Stage.ENDED:
                 continue
             useful += 1
-            end = entry.start + entry.num_tokens
+            end = entry.start + entry.num_tokens - len(entry.drafts)
             if entry.samples and end == seq.request.prompt_len + seq.output_len:  # `num_tokens`, without a call
-                tokens = seq.accept(result.tokens[entry.seq_id], now)
-                accepted[entry.seq_id] = tokens
+                accepted[entry.seq_id] = tokens = seq.accept(result.tokens[entry.seq_id], now)
+                if entry.drafts:
+                    end = self._speculation.judge(entry, seq, plan, result, self._model)
                 self._output_tokens += len(tokens)
                 if seq.reason is not None:
                     finished.append((seq, seq.reason))
@@ -222,7 +228,7 @@ class Scheduler:
     def find_stride(self, now: float) -> Stride | None:
         """Return the steps from `now` on that can only repeat each other while nothing comes from outside, if any."""
         timed = self._planner.policy.deadlines and self._watch.next_time() is not None
-        if timed or self._board.is_pending or self._resize is not None:
+        if timed or self._board.is_pending or self._resize is not None or self._speculation.may_draft(self.knobs):
             return None
         return find_stride(self._planner, self._kv, self._pipeline, now)
 
@@ -234,7 +240,8 @@ class Scheduler:
 
     def gauges(self) -> Gauges:
         """Return the counts of now; step counts are sums over completed steps."""
-        return replace(self._planner.gauges(), **self._pipeline.gauges(), output_tokens=self._output_tokens)
+        counts = {**self._pipeline.gauges(), **self._speculation.gauges()}
+        return replace(self._planner.gauges(), **counts, output_tokens=self._output_tokens)
 
     def check(self) -> None:
         """Assert the invariants of blocks and queues. O(blocks), for tests."""
@@ -271,16 +278,7 @@ class Scheduler:
         return num_blocks
 
     def _launch(self, builder: StepBuilder, resized: int | None) -> StepPlan:
-        plan = StepPlan(
-            step_id=builder.step_id,
-            epoch=self.epoch,
-            scheduled=tuple(builder.entries),
-            shape=builder.shape,
-            preempted=tuple(self._planner.preempted),
-            preempted_for=tuple(self._planner.preempted.values()),
-            removed=tuple(self._removed),
-            resize_blocks=resized,
-        )
+        plan = builder.build(self.epoch, self._planner.preempted, self._removed, resized)
         # what made way for urgent work, or for a pool that was resized, is no sign of too much load
         self._kv.guard.after_step(0 if resized else len(plan.preempted) - self._planner.yielded)
         self._planner.preempted.clear()
@@ -297,4 +295,5 @@ class Scheduler:
             self._kv.guard.history.observe(seq.output_len)
         del self._sequences[seq.request.seq_id]
         self._removed.append(seq.request.seq_id)
+        self._speculation.forget(seq.request.seq_id)
         self._gate.end(seq, now)

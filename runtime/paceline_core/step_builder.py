@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from paceline_core.plan import ScheduledSequence, StepShape
+from collections.abc import Mapping, Sequence
+
+from paceline_core.plan import ScheduledSequence, StepPlan, StepShape
 from paceline_core.request import BATCH_PRIORITY
 from paceline_core.sequence import SequenceState
 
@@ -37,6 +39,11 @@ class StepBuilder:
         """The decodes so far that a time objective is kept for."""
         return StepShape(self._urgent, 0, self._urgent_context, 0)
 
+    @property
+    def num_decoding(self) -> int:
+        """How many of the entries, the first ones, are of sequences past their prompt."""
+        return self._decoding
+
     def add(self, seq: SequenceState, count: int) -> None:
         """Schedule the next `count` tokens of `seq`; its block table covers them already."""
         start = seq.computed
@@ -66,3 +73,28 @@ class StepBuilder:
         else:
             self._prefill += count
             self._attention += count * end
+
+    def add_drafts(self, index: int, drafts: tuple[int, ...]) -> None:
+        """Let decoding entry `index`, which samples, check `drafts` too. They promise no token: all may be wrong."""
+        entry, seq, count = self.entries[index], self.sequences[index], len(drafts)
+        self.entries[index] = entry._replace(num_tokens=entry.num_tokens + count, drafts=drafts)
+        seq.computed += count
+        self.tokens_left -= count
+        self._decode += count
+        self._context += count
+        if not seq.is_batch:
+            self._urgent += count
+            self._urgent_context += count
+
+    def build(self, epoch: int, preempted: Mapping[int, int], removed: Sequence[int], resize_blocks: int | None) -> StepPlan:
+        """Return the plan, with the news that go with it; `preempted` says who lost its blocks to whom."""
+        return StepPlan(
+            step_id=self.step_id,
+            epoch=epoch,
+            scheduled=tuple(self.entries),
+            shape=self.shape,
+            preempted=tuple(preempted),
+            preempted_for=tuple(preempted.values()),
+            removed=tuple(removed),
+            resize_blocks=resize_blocks,
+        )

@@ -119,6 +119,7 @@ class Gauges:
     """The engine now. KV figures are blocks; `slot_steps` sums maxNumSeqs over all steps, `slot_steps_busy` those in use.
 
     `prefix_queries` are prompt tokens that were looked up in the prefix cache, `prefix_hits` those found there.
+    `draft_tokens` were guessed, in `draft_checks` portions of a sequence and a step each; `accepted_drafts` were right.
     """
 
     running: int = 0
@@ -133,6 +134,9 @@ class Gauges:
     output_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    draft_checks: int = 0
+    draft_tokens: int = 0
+    accepted_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from paceline_core.knobs import Knobs
 from paceline_core.plan import StepPlan
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.scheduler import Scheduler
+from paceline_core.speculation import Proposer
 from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import Gauges
 from paceline_runtime.sampling_params import SamplingParams
@@ -104,7 +105,8 @@ class Turn:
 class Engine:
     """Drives a scheduler and a runner with up to `pipeline_depth` plans in flight. One thread calls everything here.
 
-    `fitter` may bring steps that were measured before; `first_epoch` goes on where an engine before this one ended.
+    `fitter` may bring steps that were measured before; `first_epoch` goes on where an engine before this one ended;
+    `proposer` makes drafts, for a runner that can check them.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Engine:
         pipeline_depth: int = 1,
         fitter: StepTimeFitter | None = None,
         first_epoch: int = 0,
+        proposer: Proposer | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._backend = backend
@@ -140,6 +143,7 @@ class Engine:
             pipeline_depth=pipeline_depth,
             step_model=self.step_model,
             first_epoch=first_epoch,
+            proposer=proposer,
         )
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -218,7 +222,8 @@ class Engine:
         if not plan.scheduled:
             return
         self.steps += 1
-        self._fitter.observe(plan.shape, result.duration)
+        if not any(entry.drafts for entry in plan.scheduled):  # a draft isn't a decode more: the twin's steps have none
+            self._fitter.observe(plan.shape, result.duration)
         if self.steps % REFIT_EVERY == 0:
             self.step_model = self._scheduler.step_model = self._causes.model = self._fitter.model()
 

@@ -26,9 +26,11 @@ from paceline_core.request import FinishReason
 from paceline_core.step_time import StepTimeFitter
 from paceline_core.wire import Gauges
 from paceline_runtime.backend import load_backend
+from paceline_runtime.drafting import InertKnob, proposer_for
 from paceline_runtime.engine import Engine, Turn
 from paceline_runtime.engine_reports import ended_of, members_of, request_of, statistics_of
 from paceline_runtime.grammar_queue import GrammarQueue, open_grammars
+from paceline_runtime.heap import keep_heap
 from paceline_runtime.logs import log_event, set_up_logging
 from paceline_runtime.messages import (
     AbortSequence,
@@ -80,9 +82,11 @@ class EngineLoop:
         inbox: zmq.Socket[bytes],
         outbox: zmq.Socket[bytes],
         grammars: GrammarQueue | None = None,
+        speculative: InertKnob | None = None,
     ) -> None:
         self.engine = engine
         self._grammars = grammars
+        self._speculative = speculative
         self._eos = eos_token_ids
         self._inbox, self._outbox = inbox, outbox
         self._refused: list[SequenceEnded] = []
@@ -132,11 +136,14 @@ class EngineLoop:
 
     def _set_knobs(self, message: SetKnobs) -> None:
         try:
-            self._epoch = self.engine.set_knobs(knobs_from_wire(message.knobs))
+            knobs = knobs_from_wire(message.knobs)
+            self._epoch = self.engine.set_knobs(knobs)
         except PacelineError as error:
             self._outbox.send(encode(KnobsRefused(message.revision, str(error))))
         else:
             self._acks.append(message)
+            if self._speculative is not None:
+                self._speculative.look(knobs)
 
     def _abort(self, message: AbortSequence) -> None:
         if self._grammars is not None and self._grammars.drop(message.seq_id):
@@ -211,7 +218,16 @@ def _start(settings: EngineSettings, outbox: zmq.Socket[bytes], inbox: zmq.Socke
     fitter = StepTimeFitter()
     profile_steps(backend, knobs, fitter)
     depth = _depth(settings, backend.device)
-    engine = Engine(backend, knobs, pipeline_depth=depth, fitter=fitter, first_epoch=settings.first_epoch)
+    engine = Engine(
+        backend,
+        knobs,
+        pipeline_depth=depth,
+        fitter=fitter,
+        first_epoch=settings.first_epoch,
+        proposer=proposer_for(backend.device),
+    )
+    inert = InertKnob(backend.device)
+    inert.look(knobs)
     log_event(
         "engine_ready", device=backend.device, kv_blocks=backend.num_blocks, block_size=knobs.block_size,
         kv_tokens=backend.num_blocks * knobs.block_size, max_model_len=backend.max_model_len,
@@ -224,10 +240,11 @@ def _start(settings: EngineSettings, outbox: zmq.Socket[bytes], inbox: zmq.Socke
         device=backend.device,
         epoch=engine.epoch,
     )
+    keep_heap()
     outbox.send(encode(ready))
     # a clock's text is a placeholder, whatever the grammar
     grammars = None if backend.device == "clock" else open_grammars(settings, backend, inbox)
-    return EngineLoop(engine, frozenset(backend.eos_token_ids), inbox, outbox, grammars)
+    return EngineLoop(engine, frozenset(backend.eos_token_ids), inbox, outbox, grammars, inert)
 
 
 def _depth(settings: EngineSettings, device: str) -> int:

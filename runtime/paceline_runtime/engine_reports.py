@@ -30,6 +30,7 @@ def request_of(message: AddSequence, eos: frozenset[int]) -> Request:
         stop_token_ids=stop_ids,
         min_tokens=params.min_tokens,
         read_cache=params.reads_cache,
+        draftable=params.draftable,
     )
 
 

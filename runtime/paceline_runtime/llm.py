@@ -25,7 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline_core.errors import RequestRefused
 from paceline_core.knobs import knobs_from_wire, knobs_to_wire
 from paceline_core.request import FinishReason, Request
+from paceline_core.wire import Gauges
 from paceline_runtime.backend import load_backend, load_tokenizer_for
+from paceline_runtime.drafting import proposer_for
 from paceline_runtime.engine import Engine, Turn
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.settings import EngineSettings, cpu_threads
@@ -106,7 +108,8 @@ class LLM:
         self.tokenizer = load_tokenizer_for(settings)
         self._backend = load_backend(settings, values)
         # a GPU works beside the host, so the next step is prepared while one runs
-        self._engine = Engine(self._backend, values, pipeline_depth=2 if self._backend.device == "cuda" else 1)
+        depth = 2 if self._backend.device == "cuda" else 1
+        self._engine = Engine(self._backend, values, pipeline_depth=depth, proposer=proposer_for(self._backend.device))
         self._ids = itertools.count(1)
         self._grammars: GrammarCompiler | None = None
 
@@ -133,6 +136,10 @@ class LLM:
         if wrong := [i for i in ids if not 0 <= i < self._backend.vocab_size]:
             raise RequestRefused("invalid", f"token ids are 0 to {self._backend.vocab_size - 1}, got {wrong[0]}")
         return list(ids)
+
+    def gauges(self) -> Gauges:
+        """Return what was counted so far: tokens, preemptions, guesses that were right, and so on."""
+        return self._engine.gauges()
 
     def close(self) -> None:
         """End the model's threads."""
@@ -199,6 +206,7 @@ class LLM:
             stop_token_ids=self._stop_ids(params),
             min_tokens=params.min_tokens,
             read_cache=params.reads_cache,
+            draftable=params.draftable,
         )
 
     def _matcher(self, params: SamplingParams) -> GrammarMatcher | None:

@@ -77,6 +77,11 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("params_max_tokens", "vllm:request_params_max_tokens", "histogram", "Tokens that a sequence was allowed.",
                buckets=_TOKENS),
     MetricSpec("params_n", "vllm:request_params_n", "histogram", "Choices asked for by a request.", buckets=_COUNT),
+    MetricSpec("draft_checks", "vllm:spec_decode_num_drafts", "counter", "Times that a step checked drafts of a sequence."),
+    MetricSpec("draft_tokens", "vllm:spec_decode_num_draft_tokens", "counter", "Tokens guessed ahead (`speculative`)."),
+    MetricSpec("accepted_drafts", "vllm:spec_decode_num_accepted_tokens", "counter", "Guessed tokens that were right."),
+    MetricSpec("accepted_by_place", "vllm:spec_decode_num_accepted_tokens_per_pos", "counter",
+               "Guessed tokens that were right and used, by their place among the guesses of a step.", ("position",)),
     MetricSpec("cache_config", "vllm:cache_config_info", "gauge", "The KV cache's settings, as labels.", _CONFIG),
     # -- our own --------------------------------------------------------------------------------------------------------
     MetricSpec("requests", "paceline_requests", "counter",

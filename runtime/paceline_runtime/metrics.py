@@ -101,6 +101,9 @@ class RuntimeMetrics:
             ("preemptions", now.preemptions, last.preemptions),
             ("prefix_queries", now.prefix_queries, last.prefix_queries),
             ("prefix_hits", now.prefix_hits, last.prefix_hits),
+            ("draft_checks", now.draft_checks, last.draft_checks),
+            ("draft_tokens", now.draft_tokens, last.draft_tokens),
+            ("accepted_drafts", now.accepted_drafts, last.accepted_drafts),
             ("slot_steps", now.slot_steps, last.slot_steps),
             ("slot_steps_busy", now.slot_steps_busy, last.slot_steps_busy),
         ):

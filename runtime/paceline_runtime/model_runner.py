@@ -13,6 +13,7 @@ import torch
 from paceline_core.plan import ScheduledSequence, StepPlan
 from paceline_kernels import AttentionBatch, AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
+from paceline_runtime.draft_check import draft_rows, num_standing
 from paceline_runtime.kv_pool import KvPool
 from paceline_runtime.parallel_group import SOLO, TensorGroup, group_head
 from paceline_runtime.prompt_reader import PromptReader
@@ -37,13 +38,13 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A plan laid out for the model. `rows` [n] are the last rows of the sequences in `sampling`."""
+    """A plan laid out for the model. `rows` [n] are those to sample from: each of `sampling` has one, and one per draft."""
 
     plan: StepPlan
     scheduled: tuple[ScheduledSequence, ...] = ()
     batch: AttentionBatch | None = None
     rows: torch.Tensor | None = None
-    sampling: tuple[int, ...] = ()
+    sampling: tuple[ScheduledSequence, ...] = ()
     spans: tuple[SequenceSpan, ...] = ()  # for the other ranks of a tensor-parallel group
 
 
@@ -111,12 +112,13 @@ class ModelRunner:
         # the scheduler goes on changing its tables: the planner copies what it needs of them
         spans = [SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled]
         batch = self._planner.plan(spans)
-        rows, sampling, row = [], [], 0
+        rows: list[int] = []
+        sampling, row = [], 0
         for item in scheduled:
             row += item.num_tokens
             if item.samples:
-                rows.append(row - 1)
-                sampling.append(item.seq_id)
+                rows.extend(range(row - 1 - len(item.drafts), row))
+                sampling.append(item)
         where = torch.tensor(rows, dtype=torch.int64, device=self._decoder.device)
         kept = tuple(replace(span, blocks=list(span.blocks)) for span in spans) if self._group.size > 1 else ()
         return _Step(plan, scheduled, batch, where, tuple(sampling), kept)
@@ -162,11 +164,10 @@ class ModelRunner:
     def _token_ids(self, step: _Step) -> torch.Tensor:
         ids: list[int] = []
         for item in step.scheduled:
-            tokens = self._sequences[item.seq_id].tokens
-            end = item.start + item.num_tokens
+            tokens, end = self._sequences[item.seq_id].tokens, _known_end(item)
             assert end <= len(tokens), f"sequence {item.seq_id} has {len(tokens)} tokens, the plan wants {end}"
-            assert not item.samples or end == len(tokens), f"sequence {item.seq_id} samples before its end"
             ids.extend(tokens[item.start : end])
+            ids.extend(item.drafts)
         return torch.tensor(ids, dtype=torch.int64, device=self._decoder.device)
 
     def _sample(
@@ -176,12 +177,35 @@ class ModelRunner:
             return {}, {}
         assert step.rows is not None, "a step that samples has rows to sample from"
         logits = self._decoder.logits(hidden.index_select(0, step.rows))
-        sequences = [self._sequences[seq_id] for seq_id in step.sampling]
-        tokens, logprobs = sample_tokens(logits, [(s.sampling, len(s.tokens) - s.prompt_len) for s in sequences])
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.tokens.append(token)
-        chosen: dict[int, tuple[int, ...]] = {seq_id: (token,) for seq_id, token in zip(step.sampling, tokens, strict=True)}
-        reported: dict[int, tuple[TokenLogprobs, ...]] = {
-            seq_id: (entry,) for seq_id, entry in zip(step.sampling, logprobs, strict=True) if entry is not None
-        }
+        rows = [row for item in step.sampling for row in self._rows(item)]
+        tokens, logprobs = sample_tokens(logits, rows)
+        chosen: dict[int, tuple[int, ...]] = {}
+        reported: dict[int, tuple[TokenLogprobs, ...]] = {}
+        row = 0
+        for item in step.sampling:
+            first, row = row, row + 1 + len(item.drafts)
+            if (made := self._take(item, tokens[first:row])) is not None:
+                chosen[item.seq_id] = made
+                if found := [entry for entry in logprobs[first : first + len(made)] if entry is not None]:
+                    reported[item.seq_id] = tuple(found)
         return chosen, reported
+
+    def _rows(self, item: ScheduledSequence) -> list[tuple[SequenceSampling, int]]:
+        sequence = self._sequences[item.seq_id]
+        return draft_rows(sequence.sampling, len(sequence.tokens) - sequence.prompt_len, item.drafts)
+
+    def _take(self, item: ScheduledSequence, sampled: list[int]) -> tuple[int, ...] | None:
+        """Append what stands of an entry's samples; None if a step before gave several tokens, so that these are void."""
+        sequence = self._sequences[item.seq_id]
+        if _known_end(item) != len(sequence.tokens):
+            return None
+        made = tuple(sampled[: num_standing(sampled, item.drafts)])
+        sequence.tokens.extend(made)
+        for token in made:
+            sequence.sampling.accept(token)
+        return made
+
+
+def _known_end(item: ScheduledSequence) -> int:
+    """Return up to where an entry computes tokens that are no drafts."""
+    return item.start + item.num_tokens - len(item.drafts)

@@ -51,6 +51,7 @@ class Recorder:
         self._log = log
         self._knobs = knobs
         self._hash_key = hash_key
+        self._ttft, self._itl = metrics.histogram("ttft"), metrics.histogram("itl")  # one of them for each token
         self._slow = SlowRequestLog(slow_request)
         self._names: OrderedDict[int, str] = OrderedDict()
         self.tracing: Tracing | None = None
@@ -89,9 +90,11 @@ class Recorder:
     def tokens(self, sequence: LiveSequence, count: int, now: float) -> None:
         """Observe the time to the first token, or the time since the last."""
         if sequence.last_token is None:
-            self._metrics.histogram("ttft").observe(now - sequence.submission.arrival)
+            self._ttft.observe(now - sequence.submission.arrival)
         else:
-            self._metrics.histogram("itl").observe((now - sequence.last_token) / count)
+            self._itl.observe((now - sequence.last_token) / count)
+        for place in range(count - 1):
+            self._metrics.counter("accepted_by_place", str(place)).inc()
 
     def sequence_ended(self, sequence: LiveSequence, ended: SequenceEnded) -> None:
         """Count and keep a request that the engine gave its last word on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +68,13 @@ class SequenceSampling:
             found += [(token, _BAN) for token in self.stop_token_ids if token < vocabulary]
         return found
 
+    def ahead(self, tokens: Sequence[int]) -> SequenceSampling:
+        """Return the sampling of what would come after `tokens`, if they were accepted. A grammar can't be asked that."""
+        assert self.matcher is None or not tokens, "a sequence with a grammar has no drafts"
+        if self.history is None or not tokens:
+            return self
+        return replace(self, history=self.history.extended(tokens))
+
     def accept(self, token: int) -> None:
         """`token` is the sequence's next."""
         if self.history is not None:
@@ -81,14 +88,13 @@ def sample_tokens(
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Return a token and its log-probabilities (None where not asked for) per row of `logits` [n, V], float32.
 
-    `sequences` gives each row's sampling and the number of tokens that it has generated. The logits are changed.
+    `sequences` gives each row's sampling and the number of tokens that it has generated. The logits are changed; nothing is
+    accepted yet.
     """
     asked = [row for row, (sampling, _) in enumerate(sequences) if sampling.params.logprobs is not None]
     own = logits[asked] if asked else None  # a copy, before the edits
     edit_logits(logits, sequences)
     tokens: list[int] = sample(logits, [sampling.row(index) for sampling, index in sequences]).tolist()
-    for token, (sampling, _) in zip(tokens, sequences, strict=True):
-        sampling.accept(token)
     logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
     if own is not None:
         counts = [sequences[row][0].params.logprobs or 0 for row in asked]

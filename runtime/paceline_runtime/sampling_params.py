@@ -99,6 +99,11 @@ class SamplingParams:
         return self.prompt_logprobs is None and self.pooling != "mean"
 
     @property
+    def draftable(self) -> bool:
+        """Whether tokens may be guessed ahead: a grammar says only of the next one whether it is allowed."""
+        return self.grammar is None
+
+    @property
     def penalised(self) -> bool:
         """Whether tokens that were seen before are less (or more) likely to come again."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)

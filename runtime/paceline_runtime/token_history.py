@@ -22,6 +22,14 @@ class TokenHistory:
         self.counts = [0] * len(self.ids)
         self._place = {token: index for index, token in enumerate(self.ids)}
 
+    def extended(self, tokens: Sequence[int]) -> TokenHistory:
+        """Return a copy with some more generated tokens."""
+        copy = TokenHistory((), self.params)
+        copy.ids, copy.counts, copy._place = list(self.ids), list(self.counts), dict(self._place)
+        for token in tokens:
+            copy.add(token)
+        return copy
+
     def add(self, token: int) -> None:
         """One more token was generated."""
         place = self._place.setdefault(token, len(self.ids))

@@ -20,6 +20,8 @@ from paceline_core.knobs import Knobs
 from paceline_core.plan import StepPlan, StepShape
 from paceline_core.request import Ended, FinishReason, Request
 from paceline_core.scheduler import Scheduler
+from paceline_core.speculation import Proposer
+from paceline_core.wire import Gauges
 from paceline_kernels import AttentionPlanner, SequenceSpan
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gguf_file import read_gguf
@@ -162,6 +164,7 @@ def logits_of(
     *,
     limit: int | None = None,
     quantization: str | None = None,
+    as_stored: bool = False,
 ) -> torch.Tensor:
     """Return our logits [T, vocab] of `tokens`, computed in chunks of these sizes over scattered blocks of four.
 
@@ -170,8 +173,8 @@ def logits_of(
     config, weights = open_model(locate_model(uri))
     config = config.limited(limit or config.max_positions)
     device = torch.device("cpu")
-    decoder = Decoder(config, weights, dtype=dtype, device=device, quantization=quantization)
-    pool = KvPool(config, 300, 4, dtype, device)
+    decoder = Decoder(config, weights, dtype=dtype, device=device, quantization=quantization, as_stored=as_stored)
+    pool = KvPool(config, 300, 4, decoder.kv_dtype, device)
     planner = AttentionPlanner(4, dtype, window=config.window)
     blocks = np.random.default_rng(0).permutation(300).tolist()
     assert sum(chunks) == len(tokens)
@@ -207,11 +210,16 @@ class Drive:
     num_blocks: int
     depth: int = 1
     actions: dict[int, Callable[[Scheduler], object]] = field(default_factory=dict)  # at a step, once
+    proposer: Proposer | None = None
 
     def run(self, arrivals: Sequence[Arrival]) -> dict[int, list[int]]:
         """Return the tokens of each arrival by its index. Everything must end by its length or a stop token."""
         scheduler = self._scheduler = Scheduler(
-            self.knobs, num_blocks=self.num_blocks, max_model_len=self.model.max_model_len, pipeline_depth=self.depth
+            self.knobs,
+            num_blocks=self.num_blocks,
+            max_model_len=self.model.max_model_len,
+            pipeline_depth=self.depth,
+            proposer=self.proposer,
         )
         self._empty_pool()
         self.outputs: dict[int, list[int]] = {index: [] for index in range(len(arrivals))}
@@ -246,6 +254,11 @@ class Drive:
         return self._scheduler.gauges().preemptions
 
     @property
+    def gauges(self) -> Gauges:
+        """The scheduler's counts at the end."""
+        return self._scheduler.gauges()
+
+    @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""
         return sum(end.cached_len for end in self.ended)
@@ -265,6 +278,7 @@ class Drive:
             tokens=tuple(arrival.prompt),
             stop_token_ids=frozenset(params.stop_token_ids),
             min_tokens=params.min_tokens,
+            draftable=params.draftable,
         )
         self._scheduler.add(request, now)
         self.model.runner.add(index, arrival.prompt, params)
@@ -272,7 +286,7 @@ class Drive:
     def _complete(self, plan, result: ModelStepResult, now: float) -> None:
         for seq_id, tokens in self._scheduler.complete(plan, result, now).items():
             self.outputs[seq_id].extend(tokens)
-            self.logprobs[seq_id].extend(result.logprobs.get(seq_id, ()))
+            self.logprobs[seq_id].extend(result.logprobs.get(seq_id, ())[: len(tokens)])
         self.ended.extend(self._scheduler.take_ended())
 
 

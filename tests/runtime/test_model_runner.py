@@ -135,8 +135,11 @@ def test_an_error_reaches_who_collects_and_the_runner_goes_on(model):
 
 def test_a_plan_beyond_what_is_known_is_a_bug(model):
     model.runner.add(78, PROMPT, harness.greedy(2))
-    for start, count, samples in [(0, len(PROMPT) + 1, False), (0, 3, True)]:
-        model.runner.submit(StepPlan(0, 0, (ScheduledSequence(78, start, count, [0, 1], samples=samples),), StepShape()))
+    for entry in (
+        ScheduledSequence(78, 0, len(PROMPT) + 1, [0, 1], samples=False),
+        ScheduledSequence(78, 7, 3, [0, 1], samples=True, drafts=(4, 5)),
+    ):
+        model.runner.submit(StepPlan(0, 0, (entry,), StepShape()))
         with pytest.raises(AssertionError, match="sequence 78"):
             model.runner.collect()
     model.runner.submit(StepPlan(0, 0, (), StepShape(), removed=(78,)))
@@ -232,7 +235,7 @@ def test_the_limit_is_the_smallest(tmp_path, monkeypatch):
 def test_a_loaded_model_fits_its_limit(reference_model, tmp_path, monkeypatch):
     uri = harness.save_folder(reference_model, tmp_path)
     monkeypatch.setenv(MEMORY_LIMIT_ENV, str(2 << 30))
-    model = load_model(uri, kv_memory_fraction=0.5, max_num_seqs_limit=100_000)
+    model = load_model(uri, kv_memory_fraction=0.5, max_num_seqs_limit=100_000, kernels="torch")
     parameters = sum(p.nbytes for p in reference_model.parameters())
     assert model.budget.weights == parameters
     assert model.budget.limit == 2 << 30

@@ -7,7 +7,9 @@ computed is caught where it is read. Tokens are a function of the prefix, so tha
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline_core.errors import PacelineError, RequestRefused
@@ -50,6 +52,7 @@ class OracleRunner:
         self.pool: dict[tuple[int, int], int] = {}
         self.sequences: dict[int, RunnerSequence] = {}
         self.computed_tokens = 0
+        self.drafted = self.accepted = 0
 
     def add(self, request: Request) -> None:
         assert request.tokens is not None
@@ -67,9 +70,33 @@ class OracleRunner:
         return StepResult({e.seq_id: made for e in plan.scheduled if (made := self._compute(e))}, 1.0)
 
     def _compute(self, entry: ScheduledSequence) -> tuple[int, ...]:
-        seq = self.sequences[entry.seq_id]
+        made = self._compute_known(entry)
+        return self._check_drafts(entry, *made) if entry.drafts else made
+
+    def _check_drafts(self, entry: ScheduledSequence, first: int) -> tuple[int, ...]:
+        """Compute the KV of all drafts, and give tokens up to the first that differs from the draft at its place."""
+        seq, made = self.sequences[entry.seq_id], [first]
         end = entry.start + entry.num_tokens
-        assert entry.num_tokens > 0
+        assert len(entry.block_table) * self.block_size >= end, "the block table is too short for the drafts"
+        mark = seq.mark(end - len(entry.drafts) - 1)
+        for position, draft in zip(range(end - len(entry.drafts), end), entry.drafts, strict=True):
+            mark = extend(mark, draft)
+            self.pool[entry.block_table[position // self.block_size], position % self.block_size] = mark
+            if made[-1] == draft and len(made) == position - entry.start:
+                made.append(next_token(mark))
+                seq.tokens.append(made[-1])
+        self.computed_tokens += len(entry.drafts)
+        self.drafted += len(entry.drafts)
+        self.accepted += len(made) - 1
+        seq.computed = entry.start + len(made)
+        return tuple(made)
+
+    def _compute_known(self, entry: ScheduledSequence) -> tuple[int, ...]:
+        seq = self.sequences[entry.seq_id]
+        count = entry.num_tokens - len(entry.drafts)
+        end = entry.start + count
+        assert count > 0
+        assert not entry.drafts or (count == 1 and entry.samples), "drafts come after the one token that is wanted"
         assert end <= len(seq.tokens), "a token is computed before it is known"
         assert seq.fresh or entry.start == seq.computed, "a position is skipped or computed twice"
         seq.fresh, seq.computed = False, end
@@ -82,16 +109,38 @@ class OracleRunner:
                 assert self.pool.get(slot) == seq.mark(position), f"position {position} was lost or never computed"
             else:
                 self.pool[slot] = seq.mark(position)
-        self.computed_tokens += entry.num_tokens
+        self.computed_tokens += count
         if end < len(seq.tokens):
-            assert not entry.samples or self.burst > 1, "it samples before the end of what is known"
+            assert not entry.samples or self.burst > 1 or self.drafted, "it samples before the end of what is known"
             return ()
         assert entry.samples, "the end of what is known is reached and nothing is sampled"
         made = []
-        for _ in range(1 + seq.mark(end - 1) % self.burst):
+        for _ in range(1 if entry.drafts else 1 + seq.mark(end - 1) % self.burst):
             made.append(next_token(seq.mark(len(seq.tokens) - 1)))
             seq.tokens.append(made[-1])
         return tuple(made)
+
+
+class OracleProposer:
+    """Guesses well: `skill` is the chance that a draft is the token that comes; there are fewer at times unless `lavish`."""
+
+    def __init__(self, requests: dict[int, Request], skill: float, *, lavish: bool = False) -> None:
+        self.requests = requests
+        self.skill = skill
+        self.lavish = lavish
+        self.random = random.Random(0)
+        self.known: set[int] = set()
+
+    def propose(self, seq_id: int, prompt: Sequence[int], generated: Sequence[int], most: int) -> tuple[int, ...]:
+        self.known.add(seq_id)
+        seq = RunnerSequence([*prompt, *generated], self.requests[seq_id].salt)
+        for _ in range(most if self.lavish else self.random.randint(0, most)):
+            token = next_token(seq.mark(len(seq.tokens) - 1))
+            seq.tokens.append(token if self.random.random() < self.skill else self.random.randrange(VOCAB))
+        return tuple(seq.tokens[len(prompt) + len(generated) :])
+
+    def forget(self, seq_id: int) -> None:
+        self.known.discard(seq_id)
 
 
 def expected_output(request: Request, limit: int) -> tuple[list[int], FinishReason]:
@@ -109,12 +158,31 @@ def expected_output(request: Request, limit: int) -> tuple[list[int], FinishReas
 class Driver:
     """Scheduler and oracle together, with every promise of the scheduler checked at every call."""
 
-    def __init__(self, knobs: Knobs, num_blocks: int, *, max_model_len: int = 256, depth: int = 1, burst: int = 1, **kwargs):
-        self.scheduler = Scheduler(knobs, num_blocks=num_blocks, max_model_len=max_model_len, pipeline_depth=depth, **kwargs)
+    def __init__(
+        self,
+        knobs: Knobs,
+        num_blocks: int,
+        *,
+        max_model_len: int = 256,
+        depth: int = 1,
+        burst: int = 1,
+        skill: float | None = None,
+        lavish: bool = False,
+        **kwargs,
+    ):
+        self.requests: dict[int, Request] = {}
+        self.proposer = None if skill is None else OracleProposer(self.requests, skill, lavish=lavish)
+        self.scheduler = Scheduler(
+            knobs,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            pipeline_depth=depth,
+            proposer=self.proposer,
+            **kwargs,
+        )
         self.runner = OracleRunner(num_blocks, knobs.block_size, burst)
         self.depth = depth
         self.now = 0.0
-        self.requests: dict[int, Request] = {}
         self.ended: dict[int, Ended] = {}
         self.outputs: dict[int, list[int]] = {}
         self.flights: deque[StepPlan] = deque()
@@ -201,7 +269,11 @@ class Driver:
         assert not self.scheduler.has_work, "a finite load must drain"
         assert set(self.ended) == set(self.requests), "every request ends exactly once"
         self.scheduler.check()
-        assert self.scheduler.gauges().kv_blocks_used == 0
+        gauges = self.scheduler.gauges()
+        assert gauges.kv_blocks_used == 0
+        assert gauges.draft_tokens <= self.runner.drafted  # those of sequences that ended meanwhile aren't counted
+        assert gauges.accepted_drafts <= min(gauges.draft_tokens, self.runner.accepted)
+        assert self.proposer is None or not self.proposer.known, "something is kept of a sequence that has ended"
 
     def collect(self) -> None:
         for ended in self.scheduler.take_ended():
@@ -220,5 +292,7 @@ class Driver:
         assert len({e.seq_id for e in plan.scheduled}) == len(plan.scheduled)
         assert plan.scheduled or plan.resize_blocks is not None or plan.removed
         for entry in plan.scheduled:
+            assert len(entry.drafts) <= knobs.speculative
+            assert not entry.drafts or self.requests[entry.seq_id].draftable
             assert entry.seq_id not in plan.removed
             assert self.requests[entry.seq_id]

@@ -21,7 +21,7 @@ LIMIT = 8
 MODEL = StepModel(constant=0.1, decode_tokens=0.05, prefill_tokens=0.02, context_tokens=0.001, prefill_attention=0.0005)
 
 knob_sets = st.builds(
-    lambda strategy, seqs, extra, delay, preferred, flush, long, caching, tpot, ttft: Knobs(
+    lambda strategy, seqs, extra, delay, preferred, flush, long, caching, tpot, ttft, drafts: Knobs(
         strategy=strategy,
         max_num_seqs=seqs,
         max_num_batched_tokens=seqs + extra,
@@ -30,6 +30,7 @@ knob_sets = st.builds(
         static_flush=flush,
         long_prefill_threshold=long,
         prefix_caching=caching,
+        speculative=drafts,
         slo_tpot=tpot,
         slo_ttft=ttft,
         max_num_seqs_limit=LIMIT,
@@ -45,6 +46,7 @@ knob_sets = st.builds(
     caching=st.booleans(),
     tpot=st.sampled_from([None, 0.01, 0.5]),
     ttft=st.sampled_from([None, 5.0]),
+    drafts=st.sampled_from([0, 1, 4, 16]),
 )
 
 
@@ -62,6 +64,7 @@ def new_requests(draw: st.DrawFn) -> dict[str, Any]:
         "salt": draw(st.sampled_from([0, 0, 9])),
         "stop_token_ids": draw(st.sampled_from([frozenset(), frozenset({3, 11})])),
         "min_tokens": draw(st.sampled_from([0, 4])),
+        "draftable": draw(st.sampled_from([True, True, False])),
     }
 
 
@@ -109,11 +112,14 @@ def apply(driver: Driver, kind: str, value: Any, seq_id: int) -> None:
     blocks=st.sampled_from([4, 10, 24, 60]),
     depth=st.sampled_from([1, 2]),
     burst=st.sampled_from([1, 3]),
+    skill=st.sampled_from([None, 0.0, 0.7, 1.0]),
     script=st.lists(events, min_size=12, max_size=60),
 )
-def test_any_history_ends_well(knobs: Knobs, blocks: int, depth: int, burst: int, script: list[tuple[str, Any]]) -> None:
+def test_any_history_ends_well(
+    knobs: Knobs, blocks: int, depth: int, burst: int, skill: float | None, script: list[tuple[str, Any]]
+) -> None:
     """Blocks are conserved, limits hold, KV is right when read, and every request ends once, with the right tokens."""
-    driver = Driver(knobs, blocks, max_model_len=MAX_LEN, depth=depth, burst=burst, step_model=MODEL)
+    driver = Driver(knobs, blocks, max_model_len=MAX_LEN, depth=depth, burst=burst, skill=skill, step_model=MODEL)
     resized = False
     for seq_id, (kind, value) in enumerate(script):
         apply(driver, kind, value, seq_id)
@@ -135,14 +141,16 @@ def test_any_history_ends_well(knobs: Knobs, blocks: int, depth: int, burst: int
 @given(
     knobs=knob_sets,
     depth=st.sampled_from([1, 2]),
+    skill=st.sampled_from([None, 0.5, 1.0]),
     requests=st.lists(new_requests(), min_size=1, max_size=14),
     gap=st.sampled_from([0, 1, 4]),
 )
 def test_nothing_is_lost_where_one_sequence_fills_the_pool(
-    knobs: Knobs, depth: int, requests: list[dict[str, Any]], gap: int
+    knobs: Knobs, depth: int, skill: float | None, requests: list[dict[str, Any]], gap: int
 ) -> None:
     """The tightest pool: 24 blocks of 4 hold just one sequence of the full length. Work must go on, one by one."""
-    driver = Driver(replace(knobs, strategy=Strategy.CONTINUOUS), MAX_LEN // BLOCK, max_model_len=MAX_LEN, depth=depth)
+    settings = replace(knobs, strategy=Strategy.CONTINUOUS)
+    driver = Driver(settings, MAX_LEN // BLOCK, max_model_len=MAX_LEN, depth=depth, skill=skill)
     for seq_id, fields in enumerate(requests):
         assert driver.add(Request(seq_id=seq_id, arrival=driver.now, **{**fields, "deadline": None}))
         for _ in range(gap):
