@@ -16,6 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from paceline_runtime.heap import engine_environment
 from paceline_runtime.messages import FromEngine, ToEngine, decode_from_engine, encode
 from paceline_runtime.settings import EngineSettings, SettingsError
 
@@ -50,6 +51,8 @@ class EngineLink:
         self._context = zmq.asyncio.Context()
         self._outbox = self._open(zmq.PUSH)
         self._inbox = self._open(zmq.PULL)
+        # the same one without futures, which cost more than most messages
+        self._arrived: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._process: asyncio.subprocess.Process | None = None
 
     def _open(self, kind: int) -> zmq.asyncio.Socket:
@@ -69,10 +72,9 @@ class EngineLink:
         to_engine, from_engine = (f"ipc://{self._folder}/{name}" for name in ("to-engine", "from-engine"))
         self._inbox.bind(from_engine)
         self._outbox.bind(to_engine)
-        threads = str(self._settings.threads)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "paceline_runtime.engine_process", to_engine, from_engine,
-            stdin=asyncio.subprocess.PIPE, env={"OMP_NUM_THREADS": threads, **os.environ},
+            stdin=asyncio.subprocess.PIPE, env=engine_environment(os.environ, self._settings.threads),
         )  # fmt: skip
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(self._settings) + b"\n")
@@ -106,10 +108,11 @@ class EngineLink:
     def _backlog(self) -> Iterator[bytes]:
         """Yield what has come meanwhile: a process that is behind then writes several tokens at once to each client."""
         for _ in range(_AT_ONCE):
-            received = asyncio.ensure_future(self._inbox.recv(zmq.NOBLOCK))
-            if received.exception() is not None:  # with this flag it is done at once: nothing is left
+            try:
+                data = self._arrived.recv(zmq.NOBLOCK)
+            except zmq.Again:
                 return
-            yield received.result()
+            yield data
 
     @property
     def exit_text(self) -> str:
