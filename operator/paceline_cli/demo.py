@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline_cli.demo_tuning import INTERVAL as TUNING_INTERVAL
-from paceline_cli.demo_tuning import tuning_act
+from paceline_cli.demo_tuning import CLOCK, REAL, Act, tuning_act
 from paceline_cli.demo_view import StrategyRun, readiness, results_table, sentence
 from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import run_load, summarise
@@ -41,8 +40,9 @@ SWITCH_TIMEOUT = 30.0  # seconds; a knob edit takes about one
 @click.option("--requests", default=48, show_default=True, type=click.IntRange(4), help="Requests per strategy.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the workload.")
 @click.option("--tuning/--no-tuning", default=True, help="Also show the tuner, on two clock pods.")
+@click.option("--tuner", "only_tuner", is_flag=True, help="Only the tuner, on two pods of the real engine; some 6 minutes.")
 @click.option("--keep", is_flag=True, help="Leave everything running and say what to try next.")
-def demo(requests: int, seed: int, tuning: bool, keep: bool) -> int:
+def demo(requests: int, seed: int, tuning: bool, only_tuner: bool, keep: bool) -> int:
     """Show the main job on this machine: a manifest becomes two batching pods that serve a real model.
 
     Starts a local control plane, the operator and two CPU pods of SmolLM2-135M, asks one chat question, runs the same
@@ -55,14 +55,20 @@ def demo(requests: int, seed: int, tuning: bool, keep: bool) -> int:
       paceline demo
       paceline demo --keep          # leave it running; try kubectl on it
       paceline demo --requests 96   # a longer load
+      paceline demo --tuner         # the tuner on the real engine, unhurried
     """
     console = Console()
     for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal must leave as little behind as Ctrl-C
         signal.signal(number, signal.default_int_handler)
     home = Path(tempfile.mkdtemp(prefix="paceline-demo-"))
-    stage = _Stage(console, home)
+    act = REAL if only_tuner else CLOCK
+    stage = _Stage(console, home, act)
     try:
         stage.start()
+        if only_tuner:
+            stage.tune()
+            return 0
+        stage.apply()
         fleet = Fleet(home / "kubeconfig", SERVICE)
         stage.wait_ready(fleet)
         stage.ask(fleet.url())
@@ -84,13 +90,16 @@ def demo(requests: int, seed: int, tuning: bool, keep: bool) -> int:
 class _Stage:
     """Runs the acts of the demo on one local control plane and shows them on a console."""
 
-    def __init__(self, console: Console, home: Path) -> None:
-        self._console, self._home = console, home
+    def __init__(self, console: Console, home: Path, act: Act) -> None:
+        self._console, self._home, self._act = console, home, act
 
     def start(self) -> None:
-        """Bring up the control plane and apply the manifest, by the commands that a user would type."""
+        """Bring up the control plane, by the command that a user would type."""
         self._console.rule("a control plane and the operator, on loopback")
         self._paceline("local", "up")
+
+    def apply(self) -> None:
+        """Apply the manifest."""
         self._console.rule("a manifest")
         self._paceline("local", "apply", "-f", str(_manifest()))
 
@@ -158,7 +167,7 @@ class _Stage:
 
     def tune(self) -> None:
         """Show the tuner at work."""
-        tuning_act(self._console, self._home, self._paceline)
+        tuning_act(self._console, self._home, self._paceline, self._act)
 
     def _run_strategy(self, fleet: Fleet, strategy: Strategy, requests: tuple[LoadRequest, ...]) -> StrategyRun:
         fleet.edit_batching(strategy=strategy.value)
@@ -191,7 +200,7 @@ class _Stage:
         self._run(*args, check=check)
 
     def _run(self, *args: str, check: bool, output: int | None = None) -> None:
-        env = os.environ | {"PACELINE_HOME": str(self._home), "PACELINE_TUNING_INTERVAL": str(TUNING_INTERVAL)}
+        env = os.environ | {"PACELINE_HOME": str(self._home), "PACELINE_TUNING_INTERVAL": str(self._act.interval)}
         subprocess.run([sys.executable, "-m", "paceline_cli", *args], env=env, check=check, stdout=output, stderr=output)
 
 

@@ -17,42 +17,79 @@ from rich.text import Text
 from paceline_cli.clock_service import SLO_TPOT, SLO_TTFT, Sent, Traffic, clock_manifest, write_device
 from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import percentile
+from paceline_cli.real_service import REAL_OUTPUTS, REAL_RATE, REAL_TPOT, REAL_TTFT, REAL_WORDS, real_manifest
 
-__all__ = ["INTERVAL", "tuning_act"]
+__all__ = ["CLOCK", "REAL", "Act", "tuning_act"]
 
-INTERVAL = 4.0  # seconds between the operator's looks: as short as a demo's patience, 30 in earnest
 _SERVICE = "tuned"
-_RATE = 6.0  # requests/s; two pods with one slot each serve about three
-_READY = 120.0
-_MOST = 110.0  # seconds of traffic
-_AFTER = 12.0  # seconds that are shown once it has settled
-_WINDOW = 8.0  # of the live figures
+_READY = 180.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def tuning_act(console: Console, home: Path, paceline: Callable[..., None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One way to show it: what runs, what is promised, and how long people wait.
+
+    `interval` (seconds between the operator's looks) is short for a demo's patience: 30 in earnest. `rate` is in requests/s,
+    `outputs` in tokens, `slo` TTFT and TPOT in seconds; `most` seconds of traffic, `after` of them once it has settled,
+    `window` of them for the live figures.
+    """
+
+    kind: str
+    text: str
+    manifest: Callable[[Path], dict[str, Any]]
+    interval: float
+    rate: float
+    words: tuple[int, int]
+    outputs: tuple[int, int]
+    slo: tuple[float, float]
+    most: float
+    after: float
+    window: float
+
+
+def _clock(home: Path) -> dict[str, Any]:
+    return clock_manifest(_SERVICE, write_device(home), replicas=2, knobs={"maxNumSeqs": 1})
+
+
+def _real(_home: Path) -> dict[str, Any]:
+    return real_manifest(_SERVICE, replicas=2, knobs={"maxNumSeqs": 1})
+
+
+CLOCK = Act(
+    "clock",
+    "The pods are the real server, scheduler and admin port; only the device is a clock (12 ms a step and more,\n"
+    f"in tiles of eight). maxNumSeqs 1, objective TTFT ≤ {SLO_TTFT:g} s, TPOT ≤ {SLO_TPOT * 1e3:g} ms, mode Auto.",
+    _clock, interval=4.0, rate=6.0, words=(40, 200), outputs=(40, 80), slo=(SLO_TTFT, SLO_TPOT), most=110.0, after=12.0,
+    window=8.0,
+)  # fmt: skip
+REAL = Act(
+    "CPU",
+    "SmolLM2-135M on the real engine, one core a pod. maxNumSeqs 1, "
+    f"objective TTFT ≤ {REAL_TTFT:g} s, TPOT ≤ {REAL_TPOT * 1e3:g} ms, mode Auto.",
+    _real, interval=20.0, rate=REAL_RATE, words=REAL_WORDS, outputs=REAL_OUTPUTS, slo=(REAL_TTFT, REAL_TPOT), most=480.0,
+    after=60.0, window=30.0,
+)  # fmt: skip
+
+
+def tuning_act(console: Console, home: Path, paceline: Callable[..., None], act: Act) -> None:
     """Run the act on the stack in `home`; `paceline` runs a subcommand. Raises `FleetError` if the pods don't come up."""
-    console.rule("the tuner, on two clock pods")
-    console.print(
-        "The pods are the real server, scheduler and admin port; only the device is a clock (12 ms a step and more,\n"
-        f"in tiles of eight). maxNumSeqs 1, objective TTFT ≤ {SLO_TTFT:g} s, TPOT ≤ {SLO_TPOT * 1e3:g} ms, mode Auto.",
-        style="dim", highlight=False,
-    )  # fmt: skip
+    console.rule(f"the tuner, on two {act.kind} pods")
+    console.print(act.text, style="dim", highlight=False)
     manifest = home / "tuned.json"
-    service = clock_manifest(_SERVICE, write_device(home), replicas=2, knobs={"maxNumSeqs": 1})
-    manifest.write_text(json.dumps(service), encoding="utf-8")
+    manifest.write_text(json.dumps(act.manifest(home)), encoding="utf-8")
     paceline("local", "apply", "-f", str(manifest))
     fleet = Fleet(home / "kubeconfig", _SERVICE)
     _wait_ready(fleet)
-    watched = _watch(console, fleet)
-    console.print(_before_and_after(watched))
-    failed = sum(bool(s.outcome.error) for s in watched.sent)
+    watched = _watch(console, fleet, act)
+    console.print(_before_and_after(watched, act))
+    failed = sum(s.failed for s in watched.sent)
     if failed:
-        first = next(s.outcome.error for s in watched.sent if s.outcome.error)
+        first = next(s.outcome.error for s in watched.sent if s.failed)
         raise FleetError(f"{failed} requests failed while knobs were tuned: {first}")
     if not watched.settled:
         console.print(
-            f"[yellow]tuning hasn't settled within {_MOST:.0f} s on this machine:[/] paceline tune explain {_SERVICE}"
+            f"[yellow]tuning hasn't settled within {act.most:.0f} s on this machine:[/] paceline tune explain {_SERVICE}"
         )
 
 
@@ -76,29 +113,31 @@ def _wait_ready(fleet: Fleet) -> None:
         time.sleep(0.25)
 
 
-def _watch(console: Console, fleet: Fleet) -> _Watched:
+def _watch(console: Console, fleet: Fleet, act: Act) -> _Watched:
     tried = promoted = settled = None
     before = _knobs(fleet.get())
     service: Mapping[str, Any] = {}
     with (
-        Traffic(fleet.url(), fleet.name, lambda _: _RATE, lambda _: (40, 200)) as traffic,
+        Traffic(
+            fleet.url(), fleet.name, lambda _: act.rate, lambda _: act.words, lambda _: act.outputs, slo=act.slo
+        ) as traffic,
         Live(console=console, refresh_per_second=4) as live,
     ):
-        while traffic.seconds < (settled + _AFTER if settled else _MOST):
+        while traffic.seconds < (settled + act.after if settled else act.most):
             service = fleet.get()
             state = service.get("status", {}).get("tuning", {}).get("state")
             tried = tried or (traffic.seconds if state == "Canary" else None)
             promoted = promoted or (traffic.seconds if state in ("Verifying", "Settled") and tried else None)
             settled = settled or (traffic.seconds if state == "Settled" else None)
-            live.update(_view(service, traffic))
+            live.update(_view(service, traffic, act))
             time.sleep(0.5)
     return _Watched(traffic.sent, tried, promoted, settled is not None, before, _knobs(service))
 
 
-def _view(service: Mapping[str, Any], traffic: Traffic) -> Group:
+def _view(service: Mapping[str, Any], traffic: Traffic, act: Act) -> Group:
     """Return the live view: state, knobs, and the share within the objective over the last seconds."""
     tuning = service.get("status", {}).get("tuning", {})
-    recent = [s for s in traffic.sent if s.at > traffic.seconds - _WINDOW]
+    recent = [s for s in traffic.sent if s.at > traffic.seconds - act.window]
     good = sum(s.good for s in recent)
     trial = tuning.get("trial", {})
     lines = [
@@ -110,7 +149,10 @@ def _view(service: Mapping[str, Any], traffic: Traffic) -> Group:
             if trial
             else ""
         ),
-        Text(f"  goodput    {good / _WINDOW:4.1f}/s of {_RATE:g}  {_spark(traffic.sent, traffic.seconds)}", style="green"),
+        Text(
+            f"  goodput    {good / act.window:4.1f}/s of {act.rate:g}  {_spark(traffic.sent, traffic.seconds)}",
+            style="green",
+        ),
     ]
     return Group(*lines)
 
@@ -127,8 +169,8 @@ def _spark(sent: Sequence[Sent], now: float, width: int = 40) -> str:
     )
 
 
-def _before_and_after(watched: _Watched) -> Table:
-    table = Table(title="2 clock pods, the same processes throughout; counted by the clients", title_justify="left")
+def _before_and_after(watched: _Watched, act: Act) -> Table:
+    table = Table(title=f"2 {act.kind} pods, the same processes throughout; counted by the clients", title_justify="left")
     for header in ("", "maxNumSeqs", "budget", "goodput/s", "in time", "TTFT p95", "TPOT p95"):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     end = max((s.at for s in watched.sent), default=0.0)

@@ -12,6 +12,7 @@ _PHASES = {
     "Canary": "It tries a change on one pod and compares it with the others.",
     "Promoting": "The change did no harm on one pod and goes on to the others.",
     "Verifying": "The change is in force on all pods; it waits to see whether the gain comes.",
+    "Comparing": "The gain isn't seen: one pod went back to the knobs from before, to be compared with.",
     "Settled": "The last change is in force and did what it should.",
     "Reverted": "The last change was taken back.",
 }

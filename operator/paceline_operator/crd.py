@@ -106,7 +106,7 @@ def _tuning() -> Schema:
     free: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     properties: dict[str, Schema] = {
         "mode": _text("Tuning mode."),
-        "state": _text("Observing, Canary, Promoting, Verifying, Settled or Reverted."),
+        "state": _text("Observing, Canary, Promoting, Verifying, Comparing, Settled or Reverted."),
         "reason": _text("Why, in one word."),
         "message": _text("Why, in words."),
         "observed": free | {"description": "Traffic, latencies and attainment of the last minutes."},

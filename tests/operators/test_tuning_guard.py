@@ -51,8 +51,14 @@ def test_little_evidence_stays_open():
     assert verdicts(0.0, 0.4)[Verdict.HARM] <= ALPHA + SLACK
 
 
-def test_the_first_verdict_stands_whatever_comes_after():
-    assert judge([0.5] * 10 + [-1.0] * 50).verdict is Verdict.PASS
+def test_harm_after_a_pass_is_harm():
+    passed, then = judge([0.5] * 10), judge([0.5] * 10 + [-1.0] * 50)
+    assert (passed.verdict, passed.harmful) == (Verdict.PASS, False)
+    assert (then.verdict, then.harmful) == (Verdict.HARM, True) and then.passed >= passed.passed
+
+
+def test_harm_is_not_forgotten_by_what_goes_well_later():
+    assert judge([-0.5] * 12 + [1.0] * 100).verdict is Verdict.HARM
 
 
 def test_a_batch_needs_both_sides():

@@ -8,10 +8,11 @@ from tuning_kit import DEVICE, INTERVAL, Service, bad_start
 
 from paceline_core.knobs import Knobs
 from paceline_operator.tuning.brain import Brain
+from paceline_operator.tuning.candidates import merge_changes
 from paceline_operator.tuning.decide import Decision, decide
-from paceline_operator.tuning.machine import Ask, Facts, PodFact, advance
 from paceline_operator.tuning.question import Question
-from paceline_operator.tuning.state import Phase, State, Trial
+from paceline_operator.tuning.search import search
+from paceline_operator.tuning.state import Phase, State
 from paceline_operator.tuning.twin import Forecast
 
 HARMFUL = {"maxNumSeqs": 1}
@@ -71,42 +72,6 @@ def test_no_traffic_to_tell_by_means_back():
     service.run(12 * INTERVAL)
     assert service.brain.state.history[-1].outcome == "Reverted(LowTraffic)"
     assert {pod.knobs.max_num_seqs for pod in service.pods.values()} == {32}
-
-
-def promoted(share, decision, *, baseline=0.5):
-    """What becomes of 32 → 24 slots, promised 90 %, once `share` keep the objective and the twin has decided."""
-    trial = Trial(
-        {"maxNumSeqs": 32}, {"maxNumSeqs": 24}, "it would be better", 0.0, (), "pod-0", baseline, 0.5, 0.9, 0.8
-    )  # fmt: skip
-    state = State(spec_hash="h1", phase=Phase.VERIFYING, trial=trial, override={"maxNumSeqs": 24})
-    pods = (PodFact("pod-0", "pod-0"), PodFact("pod-1", "pod-1"))
-    facts = Facts("Auto", "h1", {"maxNumSeqs": 24}, pods, None, INTERVAL, decision=decision, after=(300, share))
-    return advance(state, facts, 5 * INTERVAL)
-
-
-@pytest.mark.parametrize(
-    ("share", "kind", "reason", "outcome"),
-    [
-        (0.50, "Change", "Better", "Reverted(NoGain)"),  # the old knobs would do better on what came since
-        (0.40, "Hold", "WithinError", "Reverted(NoGain)"),  # worse than before, and the twin can't tell why
-        (0.50, "Freeze", "TwinOff", "Reverted(NoGain)"),  # nobody can say what it is good for
-        (0.48, "Hold", "WithinError", "Settled(Kept)"),
-        (0.30, "Hold", "NoBetter", "Settled(TrafficChanged)"),  # the old knobs would do no better: it is the traffic
-    ],
-)
-def test_a_gain_that_does_not_come_is_taken_back_unless_the_traffic_is_to_blame(share, kind, reason, outcome):
-    state, effects = promoted(share, Decision(kind, reason, "", target={"maxNumSeqs": 32}))
-    assert state.history[-1].outcome == outcome and state.trial is None and effects
-    back = outcome.startswith("Reverted")
-    assert dict(state.override) == ({} if back else {"maxNumSeqs": 24})
-    assert [b.changes for b in state.blocked] == ([{"maxNumSeqs": 24}] if back else [])
-
-
-@pytest.mark.parametrize(("share", "asks"), [(0.55, True), (0.60, False), (0.96, False)])
-def test_a_quarter_of_the_gain_or_the_objective_verifies_it_without_the_twin(share, asks):
-    state, effects = promoted(share, None)
-    assert any(isinstance(effect, Ask) for effect in effects) == asks
-    assert (state.history[-1:] == ()) == asks
 
 
 def test_an_operator_that_died_in_a_canary_resumes_it():
@@ -208,12 +173,64 @@ def test_a_trace_without_requests_is_waited_for(tuned):
     assert not idle.questions and not idle.told and idle.brain.state.trial is None
 
 
+class Knee:
+    """A twin of a device that serves half as many in time once a knob is above a value; above that nothing changes."""
+
+    def __init__(self, name, most):
+        self.name, self.most = name, most
+
+    def forecast(self, knobs, *, load=1.0, watch=False):
+        return forecast(1.0 if getattr(knobs, self.name) <= self.most else 0.5)
+
+
+@pytest.mark.parametrize(("name", "most"), [("max_num_seqs", 5), ("max_num_seqs", 12), ("max_num_batched_tokens", 300)])
+def test_the_search_goes_down_past_values_that_do_not_bind(tuned, name, most):
+    twin, knobs = Knee(name, most), Knobs(max_num_seqs=256)
+    found = search(twin, knobs, replace(tuned.questions[0], bounds={}), twin.forecast(knobs))
+    assert found.best.attainment == 1.0 and getattr(found.knobs, name) <= most
+
+
 def test_bounds_that_exclude_everything_change_nothing():
     service = bad_start(
         bounds={"maxNumSeqs": (1, 1), "maxNumBatchedTokens": (8192, 8192), "longPrefillThreshold": (2048, 2048)}
     )
     service.run(40)
     assert not service.told and service.brain.decision.reason == "NoBetter"
+
+
+def test_bounds_that_exclude_the_knobs_in_force_are_kept_by_what_is_recommended():
+    service = bad_start(rate=4.0, bounds={"maxNumSeqs": (8, 12)})
+    service.mode = "Recommend"
+    service.run(16)
+    assert 8 <= service.brain.decision.target["maxNumSeqs"] <= 12
+
+
+def test_a_knob_that_follows_another_stays_within_its_bounds():
+    service = Service(Knobs(max_num_seqs=64), rate=4.0, ttft=1.0, tpot=0.008, bounds={"maxNumSeqs": (64, 64)})
+    service.mode = "Recommend"
+    service.run(16)
+    tried = [changes for changes, _ in service.brain.decision.tried]
+    assert any("maxNumBatchedTokens" in changes for changes in tried)
+    assert all("maxNumSeqs" not in changes and changes.get("maxNumBatchedTokens", 64) >= 64 for changes in tried)
+
+
+def test_a_budget_below_the_slots_takes_them_with_it():
+    knobs = Knobs(max_num_seqs=256, max_num_seqs_limit=512)
+    assert merge_changes(knobs, {"maxNumBatchedTokens": 128}).max_num_seqs == 128
+    assert merge_changes(replace(knobs, max_num_batched_tokens=256), {"maxNumSeqs": 300}).max_num_batched_tokens == 300
+    assert merge_changes(knobs, {"maxNumSeqs": 300, "maxNumBatchedTokens": 128}).max_num_seqs == 128
+
+
+def test_one_giant_request_spoils_no_decision(tuned):
+    question = tuned.questions[0]
+    assert decide(question).kind == "Change"
+    first, *others = question.samples
+    giant = replace(first[-1], prompt=100_000, output=20, ttft=None, tpot=None, counted=False, met=None)
+    for prompt in (100_000, 10**9):  # that fits the pool, and that none holds
+        samples = ((*first, replace(giant, prompt=prompt)), *others)
+        assert decide(replace(question, samples=samples)).kind in ("Change", "Hold", "Freeze")
+    without = decide(replace(question, samples=((*first, replace(giant, prompt=10**9)), *others)))
+    assert without.to_json() == decide(question).to_json()
 
 
 def test_an_objective_that_nothing_keeps_names_the_best_and_what_would():

@@ -56,11 +56,13 @@ def test_looking_writes_nothing():
 
 def test_an_override_that_was_taken_out_leaves_its_history():
     found = service(AUTO)
-    state = State(spec_hash=spec_hash(found), phase=Phase.SETTLED, override={"maxNumSeqs": 16}, history=(CHANGE,), changes=2)
+    state = State(
+        spec_hash=spec_hash(found), phase=Phase.SETTLED, override={"maxNumSeqs": 16}, history=(CHANGE,), begun=(1.0,)
+    )
     live = config_map(found, state)
     live["data"] = {key: text for key, text in live["data"].items() if key not in IN_FORCE}
     kept = read_state(live)
-    assert kept.history == (CHANGE,) and not kept.override and kept.phase is Phase.OBSERVING and kept.changes == 0
+    assert kept.history == (CHANGE,) and not kept.override and kept.phase is Phase.OBSERVING and not kept.begun
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_logged_decisions_come_out_the_same_offline(tmp_path):
     few.mode = "Off"
     few.run(40)
     from paceline_operator.tuning.decide import decide
-    from paceline_operator.tuning.machine import Ask
+    from paceline_operator.tuning.facts import Ask
 
     question = few.brain.question(few.situation(), Ask(only=({"maxNumSeqs": 8},)), few.now)
     path = tmp_path / "log" / "decisions.jsonl"

@@ -11,7 +11,7 @@ from paceline_core.uneven import UnevenDevice
 from paceline_core.wire import to_json
 from paceline_operator.tuning.brain import Brain, Situation
 from paceline_operator.tuning.decide import decide
-from paceline_operator.tuning.machine import Ask, PodFact, Tell
+from paceline_operator.tuning.facts import Ask, PodFact, Tell
 from paceline_sim.generate import Lengths, poisson
 from paceline_sim.live import VirtualPod
 
@@ -77,7 +77,7 @@ class Service:
 
     def wanted(self, name):
         state = self.brain.state
-        trial = state.trial.after if state.trial is not None and name in state.trial.pods else {}
+        trial = state.trial.tried if state.trial is not None and name in state.trial.pods else {}
         return self.base.updated({**state.override, **trial})
 
     def situation(self):

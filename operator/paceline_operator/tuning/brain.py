@@ -9,9 +9,10 @@ from typing import Any
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.decide import Decision
+from paceline_operator.tuning.facts import Ask, Facts, PodFact, Tell
 from paceline_operator.tuning.guard import Evidence, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
-from paceline_operator.tuning.machine import Ask, Facts, PodFact, Tell, advance
+from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.sampling import samples_of
@@ -135,7 +136,8 @@ class Brain:
             pods=len(situation.pods),
             step_error=self.view.step_error,
             only=ask.only,
-            blocked=tuple(b.changes for b in self.state.blocked if b.until > now),
+            blocked=(*(b.changes for b in self.state.blocked if b.until > now), *self.state.left),
+            doubt=self.state.doubt,
         )  # fmt: skip
 
     def _judged(self, pod: PodFact) -> PodFact:
@@ -153,8 +155,11 @@ class Brain:
     def _evidence(self, trial: Trial | None, objective: Objective, interval: float, now: float) -> Evidence | None:
         if trial is None or not trial.applied or not trial.pods:
             return None
-        changed = self._scores((n for n in self.ledgers if n in trial.pods), objective, now, trial.applied)
-        others = self._scores((n for n in self.ledgers if n not in trial.pods), objective, now, trial.applied)
+        there, others = (
+            self._scores((n for n in self.ledgers if (n in trial.pods) is among), objective, now, trial.applied)
+            for among in (True, False)
+        )
+        changed, others = (others, there) if trial.control else (there, others)
         if trial.single:
             others = [(arrival, trial.score) for arrival, _ in changed]
         batch = min(10.0, max(1.0, interval / _BATCHES))
@@ -168,12 +173,17 @@ class Brain:
         return [r for pod in pods for r in pod.records if pod.fresh and r.arrival >= since and r.epoch == pod.epoch]
 
     def _after(self, objective: Objective, now: float) -> tuple[int, float]:
-        """Return how many requests came since the promotion and can be judged, and their share within the objective."""
+        """Return how many requests came since the promotion and can be judged, and their share within the objective.
+
+        If enough came lately it is their share: the first ones wait behind what the knobs from before had left.
+        """
         if self.state.phase is not Phase.VERIFYING:
             return 0, 0.0
-        records = [r for r in self._under_current(self.ledgers, self.state.since) if r.arrival <= now - objective.settle]
-        judged = [m for r in records if (m := objective.margin(r, now)) is not None]
-        return len(judged), sum(m >= 0 for m in judged) / max(1, len(judged))
+        end = now - objective.settle
+        records = [r for r in self._under_current(self.ledgers, self.state.since) if r.arrival <= end]
+        judged = sorted((r.arrival, m >= 0) for r in records if (m := objective.margin(r, now)) is not None)
+        lately = judged[-max(_ENOUGH, len(judged) // 2) :]
+        return len(judged), sum(met for _, met in lately) / max(1, len(lately))
 
     def _score(self, objective: Objective, now: float) -> float:
         scores = [s for _, s in self._scores(self.ledgers, objective, now, now - (self.view.window if self.view else 0.0))]

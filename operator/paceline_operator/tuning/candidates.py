@@ -60,14 +60,16 @@ def trusted_most(name: str, model: StepModel) -> int:
 def merge_changes(knobs: Knobs, *changes: Mapping[str, Any]) -> Knobs | None:
     """Return `knobs` with the changes, None if they break a rule between knobs.
 
-    The budget follows where it would be below the number of sequences.
+    A step gives each sequence a token at least: where the budget is below the number of sequences, the one of them that
+    isn't in `changes` follows the other.
     """
     values: dict[str, Any] = {}
     for change in changes:
         values.update(change)
     seqs = values.get("maxNumSeqs", knobs.max_num_seqs)
-    if "maxNumBatchedTokens" not in values and knobs.max_num_batched_tokens < seqs:
-        values["maxNumBatchedTokens"] = seqs
+    budget = values.get("maxNumBatchedTokens", knobs.max_num_batched_tokens)
+    if budget < seqs:
+        values |= {"maxNumSeqs": budget} if "maxNumBatchedTokens" in values else {"maxNumBatchedTokens": seqs}
     try:
         return knobs.updated(values)
     except KnobError:

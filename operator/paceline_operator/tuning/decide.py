@@ -24,7 +24,7 @@ __all__ = ["MIN_REQUESTS", "Decision", "decide"]
 
 MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
 _GAIN = 0.03  # least relative gain that is worth a change
-_SHARE_GAIN = 0.02  # least gain as a share of all requests
+_SHARE_GAIN = 0.05  # least gain as a share of all requests: 240 requests tell a share to within 3 in a hundred
 _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
 
 
@@ -102,7 +102,7 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     }  # fmt: skip
     if not found.changes:
         return Decision("Hold", "NoBetter", "no setting within the bounds does better than the current one", **common)
-    least = max(_SHARE_GAIN, _TWIN_ERRORS * error) if question.objective.stated else 0.0
+    least = max(_SHARE_GAIN, _TWIN_ERRORS * error, question.doubt) if question.objective.stated else 0.0
     if gain < _GAIN or share_gain < least:
         text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
         return Decision("Hold", "WithinError", text, **common)

@@ -25,7 +25,7 @@ from statistics import fmean
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.objective import Objective
 
-__all__ = ["ALPHA", "Evidence", "Verdict", "judge", "margins", "weigh"]
+__all__ = ["ALPHA", "HARM_MARGIN", "Evidence", "Verdict", "judge", "margins", "weigh"]
 
 ALPHA = 0.05
 HARM_MARGIN = 0.02
@@ -54,6 +54,11 @@ class Evidence:
     passed: float
 
     @property
+    def harmful(self) -> bool:
+        """Whether harm was ever evident, also after it had passed: the bet goes on while anybody looks."""
+        return self.harm >= 1 / ALPHA
+
+    @property
     def text(self) -> str:
         """Say it in words."""
         figures = f"{self.batches} batches, {self.requests} requests, mean difference of scores {self.difference:+.3f}"
@@ -61,10 +66,9 @@ class Evidence:
 
 
 def judge(differences: Sequence[float], requests: int = 0) -> Evidence:
-    """Return the evidence of batch differences in [−1, 1], in the order of time; the first verdict stands."""
+    """Return the evidence of batch differences in [−1, 1], in the order of time; harm, once evident, is the verdict."""
     harm = passed = 1.0
     most_harm = most_passed = 1.0
-    verdict = Verdict.OPEN
     weight, prior_variance = _PRIOR
     total, squares = 0.0, weight * prior_variance
     for count, difference in enumerate(differences):
@@ -73,11 +77,10 @@ def judge(differences: Sequence[float], requests: int = 0) -> Evidence:
         harm *= 1.0 + _bet(-HARM_MARGIN - mean, variance, 1.0 - HARM_MARGIN) * (-HARM_MARGIN - difference)
         passed *= 1.0 + _bet(mean + PASS_MARGIN, variance, 1.0 - PASS_MARGIN) * (difference + PASS_MARGIN)
         most_harm, most_passed = max(most_harm, harm), max(most_passed, passed)
-        if verdict is Verdict.OPEN and max(harm, passed) >= 1 / ALPHA:
-            verdict = Verdict.HARM if harm >= passed else Verdict.PASS
         total += difference
         squares += (difference - mean) ** 2
     mean = fmean(differences) if differences else 0.0
+    verdict = Verdict.HARM if most_harm >= 1 / ALPHA else Verdict.PASS if most_passed >= 1 / ALPHA else Verdict.OPEN
     return Evidence(verdict, len(differences), requests, mean, most_harm, most_passed)
 
 

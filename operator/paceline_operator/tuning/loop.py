@@ -34,7 +34,7 @@ from paceline_operator.store import Key, Store
 from paceline_operator.tuning.brain import Brain, Situation
 from paceline_operator.tuning.decide import Decision, decide
 from paceline_operator.tuning.decision_log import DecisionLog
-from paceline_operator.tuning.machine import Ask, Tell
+from paceline_operator.tuning.facts import Ask, Tell
 from paceline_operator.tuning.metrics import TunerMetrics
 from paceline_operator.tuning.overrides import FIELD_MANAGER, config_map, read_state
 from paceline_operator.tuning.question import Question

@@ -48,7 +48,7 @@ def config_map(service: InferenceService, state: State) -> dict[str, Any]:
     if state.override:
         data[KNOBS_FILE] = override_text(Override(state.spec_hash, state.override))
     if state.trial is not None and state.trial.pods:
-        trial = {"specHash": state.spec_hash, "pods": sorted(state.trial.pods), "knobs": dict(state.trial.after)}
+        trial = {"specHash": state.spec_hash, "pods": sorted(state.trial.pods), "knobs": dict(state.trial.tried)}
         data[_TRIAL] = json.dumps(trial, sort_keys=True)
     metadata = {
         "name": tuned_name(service.name),
@@ -87,8 +87,8 @@ def read_trying(live: Mapping[str, Any] | None, spec_hash: str) -> Trying:
 
 def _durable(state: State) -> State:
     """Return what has to survive the operator: not when it looked last, or each look would be a write."""
-    shift = state.shift if state.changes else ()
-    kept = replace(state, next_search=0.0, idle_searches=0, signature=(), kept=False, shift=shift)
+    shift, at = (state.shift, state.shifted) if state.begun else ((), 0.0)
+    kept = replace(state, next_search=0.0, idle_searches=0, signature=(), kept=False, shift=shift, shifted=at, shifting=0.0)
     return kept if state.trial is not None else kept.told("Resumed", "nothing was observed since the operator started")
 
 

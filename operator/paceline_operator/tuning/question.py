@@ -54,7 +54,8 @@ class Question:
     `knobs` are those in force, all in wire form; `bounds` gives lowest and highest value per knob that may be applied, in
     Python form. `num_blocks` is the KV pool of a pod. `load` is the rate to prepare for, as a multiple of the recorded one;
     `pods` how many share the traffic. `step_error` is how far the model was off on the last steps. `only`, if given, are
-    the settings (changes to `knobs`) to compare with: no search. `blocked` are settings that were tried and taken back.
+    the settings (changes to `knobs`) to compare with: no search. `blocked` are settings that were tried and taken back,
+    `doubt` is the share of requests that such a setting had been promised to gain.
     """
 
     at: float
@@ -71,6 +72,7 @@ class Question:
     kv_usage: float = 0.0
     only: tuple[Mapping[str, Any], ...] | None = None
     blocked: tuple[Mapping[str, Any], ...] = field(default=())
+    doubt: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-ready data, rows of requests without their names to keep the log small."""
@@ -90,6 +92,7 @@ class Question:
             "kvUsage": self.kv_usage,
             "only": None if self.only is None else [dict(changes) for changes in self.only],
             "blocked": [dict(changes) for changes in self.blocked],
+            "doubt": self.doubt,
         }
 
     @classmethod
@@ -111,6 +114,7 @@ class Question:
                 kv_usage=data["kvUsage"],
                 only=None if data["only"] is None else tuple(data["only"]),
                 blocked=tuple(data["blocked"]),
+                doubt=data.get("doubt", 0.0),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"not a decision's inputs: {type(error).__name__}: {error}") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_core.knobs import KNOBS, Knobs, knobs_to_wire
-from paceline_operator.tuning.candidates import TUNED, between, ladder, merge_changes
+from paceline_operator.tuning.candidates import TUNED, allowed, between, ladder, merge_changes
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.twin import Forecast, Twin
 
@@ -42,15 +42,18 @@ class _Search:
             self.known[knobs] = self.twin.forecast(knobs, load=self.question.load)
         return self.known[knobs]
 
-    def sweep(self, best: Knobs, changes: Sequence[Mapping[str, Any]]) -> Knobs:
-        """Return the best of `best` and its changes, tried in their order while that leads anywhere."""
+    def sweep(self, best: Knobs, changes: Sequence[Mapping[str, Any]], *, rising: bool = False) -> Knobs:
+        """Return the best of `best` and its changes, tried in their order while that leads anywhere.
+
+        `rising`: each is more of a knob than the one before, so that there is an end where it doesn't bind.
+        """
         start, last, worse = best, None, 0
         for change in changes:
             knobs = merge_changes(start, change)
-            if knobs is None or knobs == start or self._is_blocked(knobs):
+            if knobs is None or knobs == start or self._is_excluded(knobs):
                 continue
             before, last = last, self.forecast(knobs)
-            if last == before and last == self.forecast(start):
+            if rising and last == before and last == self.forecast(start):
                 break  # the knob doesn't bind: more of it changes nothing
             if better(self.question, last, self.forecast(best)):
                 best, worse = knobs, 0
@@ -65,12 +68,15 @@ class _Search:
         here = knobs_to_wire(best)[name]
         if not isinstance(here, int):
             return self.sweep(best, changes)
-        above = self.sweep(best, [change for change in changes if change[name] > here])
+        above = self.sweep(best, [change for change in changes if change[name] > here], rising=True)
         below = self.sweep(best, [change for change in reversed(changes) if change[name] < here])
         return above if better(self.question, self.forecast(above), self.forecast(below)) else below
 
-    def _is_blocked(self, knobs: Knobs) -> bool:
+    def _is_excluded(self, knobs: Knobs) -> bool:
+        """Return whether it did harm before, or a knob that follows another leaves its bounds."""
         changes = changes_between(self.base, knobs)
+        if self.question.only is None and not allowed(changes, self.question.bounds):
+            return True
         return any(changes == blocked for blocked in self.question.blocked)
 
     def best_known(self, excluded: set[Knobs]) -> Knobs:

@@ -12,7 +12,7 @@ from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.pods import Instance
 from paceline_operator.spec import InferenceService
 from paceline_operator.tuning.brain import Situation
-from paceline_operator.tuning.machine import PodFact
+from paceline_operator.tuning.facts import PodFact
 
 __all__ = ["situation_of"]
 

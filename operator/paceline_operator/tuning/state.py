@@ -21,6 +21,7 @@ class Phase(StrEnum):
     CANARY = "Canary"
     PROMOTING = "Promoting"
     VERIFYING = "Verifying"
+    COMPARING = "Comparing"
     SETTLED = "Settled"
     REVERTED = "Reverted"
 
@@ -43,10 +44,11 @@ class Reason(StrEnum):
 class Trial:
     """A change under way: the knobs that differ, before and after (wire form), who runs them and what is expected.
 
-    `pods` run `after` while the others run `before`; after promotion it is empty and all do. `process` is the first pod's,
+    `pods` run `after` while the others run `before`; after promotion it is empty and all do. With `control` it is the other
+    way round: all run `after`, and `pods` went back to `before` to be compared with. `process` is the first pod's,
     so that a restart is noticed. `baseline` and `predicted` are shares of requests within the objective, before (measured)
-    and after (the twin's), `score` the mean score before, `override` what was in force beyond the spec. `applied` is when
-    the pods had taken it over (0: not yet).
+    and after (the twin's), `promised` the gain in them that the twin foresaw, `score` the mean score before, `override` what
+    was in force beyond the spec. `applied` is when the pods had taken it over (0: not yet).
     """
 
     before: Mapping[str, Any]
@@ -63,6 +65,13 @@ class Trial:
     applied: float = 0.0
     stepped: float = 0.0
     override: Mapping[str, Any] = field(default_factory=dict)
+    promised: float = 0.0
+    control: bool = False
+
+    @property
+    def tried(self) -> Mapping[str, Any]:
+        """The knobs that `pods` run differently from the others."""
+        return self.before if self.control else self.after
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,9 @@ class Blocked:
 class State:
     """Tuning of one service. `override` are the knobs in force beyond the spec's (wire form), for the spec of `spec_hash`.
 
-    `signature` is the traffic that the last search was about, `shift` that of the last shift, `changes` the changes since.
+    `signature` is the traffic that the last search was about, `shift` that since the last shift, which was at `shifted`;
+    from `shifting` on (0: not at all) it has been another. Since the last shift, changes were `begun` at these times, these
+    settings were `left` for better ones, and the twin promised a share of requests that didn't come (`doubt`).
     """
 
     spec_hash: str = ""
@@ -105,7 +116,11 @@ class State:
     idle_searches: int = 0
     signature: tuple[float, ...] = ()
     shift: tuple[float, ...] = ()
-    changes: int = 0
+    shifted: float = 0.0
+    shifting: float = 0.0
+    begun: tuple[float, ...] = ()
+    left: tuple[Mapping[str, Any], ...] = ()
+    doubt: float = 0.0
     kept: bool = False
     blocked: tuple[Blocked, ...] = ()
     history: tuple[Change, ...] = ()
@@ -135,6 +150,8 @@ class State:
                     "trial": Trial(**_known(Trial, trial) | {"pods": tuple(trial["pods"])}) if trial else None,
                     "signature": tuple(known.get("signature", ())),
                     "shift": tuple(known.get("shift", ())),
+                    "begun": tuple(known.get("begun", ())),
+                    "left": tuple(known.get("left", ())),
                     "blocked": tuple(Blocked(**_known(Blocked, b)) for b in known.get("blocked", ())),
                     "history": tuple(Change(**_known(Change, c)) for c in known.get("history", ())),
                 }

@@ -35,7 +35,7 @@ def report(brain: Brain, mode: str, knobs: Mapping[str, Any]) -> TuningStatus:
     if state.trial is not None:
         content["trial"] = {
             "pods": sorted(state.trial.pods),
-            "knobs": dict(state.trial.after),
+            "knobs": dict(state.trial.tried),
             "since": _time(state.trial.started),
         }
     if state.history:
