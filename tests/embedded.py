@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0  # it takes one; more on a machine that has much else to do
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ __all__ = ["Applier"]
 
 logger = logging.getLogger(__name__)
 _SECRET_RETRY = 30.0  # seconds between two looks at a Secret that pods may be waiting for
+# seconds after which a Secret that was there before the service's Deployment is looked for again: it may be an earlier
+# service's of the name, and a garbage collector that saw it with its old owner deletes it a moment later all the same
+_SECRET_LOOKS = (5.0, 30.0)
 
 
 @dataclass(slots=True)
@@ -52,12 +55,14 @@ class Applier:
     # the server's own form of what we applied, where it writes things in another way, by child: (stamp, fields)
     _accepted: dict[tuple[Key, str], tuple[str, Any]] = field(default_factory=dict)
     _secrets: dict[Key, float] = field(default_factory=dict)
+    _looks: dict[Key, list[float]] = field(default_factory=dict)  # when to look for the Secret again, by the clock
     _contests: Contests = field(default_factory=Contests)
 
     def forget(self, key: Key) -> None:
         """Forget a service that is gone."""
         self.turns.end(key)
         self._secrets.pop(key, None)
+        self._looks.pop(key, None)
         for kind in KINDS:
             self._accepted.pop((key, kind), None)
             self._contests.forget((key, kind))
@@ -86,7 +91,7 @@ class Applier:
             troubles=troubles,
             missing=tuple(missing_kinds(service, self.settings, apis)),
             contested=tuple(_contest_words(kind, contest) for kind, contest in contests.items()),
-            again=min([self._again(contest) for contest in contests.values()] + self._until(salts), default=None),
+            again=min([*map(self._again, contests.values()), *self._until(salts), *self._until_look(key)], default=None),
             salt=salts.calling,
             fetch=fetch,
         )
@@ -97,6 +102,9 @@ class Applier:
 
     def _until(self, salts: Salts) -> list[float]:
         return [] if salts.previous is None else [max(0.0, salts.until - self.wall())]
+
+    def _until_look(self, key: Key) -> list[float]:
+        return [max(0.0, at - self.clock()) for at in self._looks.get(key, ())]
 
     def _in_turn(
         self, key: Key, service: InferenceService, deployment: Manifest, live: Manifest | None
@@ -125,21 +133,35 @@ class Applier:
         return None, tuple(troubles)
 
     async def _ensure_secret(self, key: Key, secret: Manifest, deployment: Manifest | None) -> None:
-        """Apply the Secret unless the Deployment says that it was; again if pods seem to wait for it."""
+        """Apply the Secret unless the Deployment says that it was; again if pods seem to wait for it, or if it may have
+        gone with an earlier service."""
         stamp = secret["metadata"]["annotations"][APPLIED]
         known = deployment is not None and deployment["metadata"].get("annotations", {}).get(ADMIN_STAMP) == stamp
         waiting = any(is_mounting(pod) for pod in self.store.all(key, "Pod"))
         recent = self.clock() - self._secrets.get(key, -_SECRET_RETRY) < _SECRET_RETRY
-        if known and not (waiting and not recent):
+        if known and not self._look_is_due(key) and not (waiting and not recent):
             return
         try:
-            await self.cluster.apply(secret)
+            await self._apply_secret(key, secret, first=deployment is None)
         except ApiRefused as error:
             if error.status != 422:
                 raise
             name = secret["metadata"]["name"]
             raise ForeignObject(f"a Secret called {name} exists and isn't this service's: delete it ({error})") from error
         self._secrets[key] = self.clock()
+
+    async def _apply_secret(self, key: Key, secret: Manifest, *, first: bool) -> None:
+        if first and await self.cluster.create(secret) is not None:
+            return
+        await self.cluster.apply(secret)
+        if first:  # it was there before
+            self._looks[key] = [self.clock() + seconds for seconds in _SECRET_LOOKS]
+
+    def _look_is_due(self, key: Key) -> bool:
+        planned = self._looks.pop(key, [])
+        if left := [at for at in planned if at > self.clock()]:
+            self._looks[key] = left
+        return left != planned
 
     async def _ensure(self, key: Key, service: InferenceService, child: Manifest) -> None:
         """Make the child, or set it right if it isn't as it should be."""

@@ -48,16 +48,23 @@ class Store:
         if key is None:
             return None
         self._note(kind, key, item)
-        if item["metadata"]["uid"] in self._gone:
+        uid = item["metadata"]["uid"]
+        if uid in self._gone:
             return key
-        objects = self._objects.setdefault(key, {})
-        known = objects.get((kind, item["metadata"]["name"]))
-        if known is not None and known["metadata"]["uid"] != item["metadata"]["uid"]:
-            self._bury(known)
+        known = self.get(key, kind, item["metadata"]["name"])
         if known is None or not _is_older(item, known):
-            meta = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
-            objects[kind, meta["name"]] = shared({"kind": kind, **item, "metadata": meta})
+            self._keep(kind, key, item)
+        elif known["metadata"]["uid"] != uid:
+            self._bury(item)  # it has a successor
         return key
+
+    def _keep(self, kind: str, key: Key, item: Mapping[str, Any]) -> None:
+        """Keep an object that exists, in place of whatever had its name."""
+        meta = {name: value for name, value in item["metadata"].items() if name != "managedFields"}
+        known = self.get(key, kind, meta["name"])
+        if known is not None and known["metadata"]["uid"] != meta["uid"]:
+            self._bury(known)
+        self._objects.setdefault(key, {})[kind, meta["name"]] = shared({"kind": kind, **item, "metadata": meta})
 
     def remove(self, kind: str, item: Mapping[str, Any]) -> Key | None:
         """Forget a deleted object; return the service it belonged to."""
@@ -104,7 +111,8 @@ class Store:
         for (key, name), item in fresh.items():
             live = self.get(key, kind, name)
             if live is None or live["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
-                self.put(kind, item)
+                self._gone.pop(item["metadata"]["uid"], None)  # an etcd restored from a backup knows it again
+                self._keep(kind, key, item)
                 changed.add(key)
         return changed
 
@@ -138,7 +146,6 @@ def shared(value: Any) -> Any:
 
 
 def _is_older(item: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-    """Compare resource versions of one object (numbers on every API server); another uid is another object."""
-    old, new = known["metadata"], item["metadata"]
-    versions = (str(old.get("resourceVersion", "")), str(new.get("resourceVersion", "")))
-    return old.get("uid") == new.get("uid") and all(map(str.isdigit, versions)) and int(versions[1]) < int(versions[0])
+    """Compare resource versions: numbers on every API server, and one sequence for all objects of a kind."""
+    versions = [str(each["metadata"].get("resourceVersion", "")) for each in (item, known)]
+    return all(map(str.isdigit, versions)) and int(versions[0]) < int(versions[1])

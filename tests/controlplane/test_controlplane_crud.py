@@ -453,3 +453,10 @@ def test_tables_for_kubectl(api: Api, ns: str, widgets: Callable[..., str]) -> N
     ):
         columns = api.table(path)["columnDefinitions"]
         assert [column["name"] for column in columns if not column["priority"]] == expected
+
+
+def test_an_object_has_one_controller(api: Api, ns: str) -> None:
+    owners = [{"apiVersion": "v1", "kind": "ConfigMap", "name": f"o{n}", "uid": f"u{n}", "controller": True} for n in (1, 2)]
+    answer = api.post(f"/api/v1/namespaces/{ns}/configmaps", config_map("owned", ownerReferences=owners))
+    assert answer.status == 422
+    assert "Only one reference can have Controller set to true" in answer.body["message"]

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 import uuid
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 from operator_kit import KEY
+
+from patience import eventually
 
 GROUP, VERSION, PLURAL = "paceline.io", "v1alpha1", "inferenceservices"
 CHILDREN = ["ServiceAccount", "Secret", "ConfigMap", "Service", "PodDisruptionBudget", "NetworkPolicy", "Deployment"]
@@ -40,16 +41,6 @@ _REAL = pytest.param("real", marks=[pytest.mark.cluster, pytest.mark.skipif(not 
 BOTH, REAL = ["embedded", *([_REAL] if _NAMED else [])], [_REAL]
 
 
-def eventually(check, what, timeout=60.0):
-    """Return the first truthy result of `check`; fail with `what` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        if found := check():
-            return found
-        assert time.monotonic() < deadline, f"didn't happen in {timeout} s: {what}"
-        time.sleep(0.1)
-
-
 class Api:
     """JSON in, JSON out, for one namespace of the cluster that a kubeconfig names."""
 
@@ -64,7 +55,7 @@ class Api:
     def call(self, verb, path, body=None, content_type="application/json", missing=None):
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = self._client.param_serialize(verb, path, {}, [], headers, body, auth_settings=["BearerToken"])
-        answer = self._client.call_api(*request, _request_timeout=20)
+        answer = self._client.call_api(*request, _request_timeout=60)
         text = answer.read()
         if answer.status == 404:
             return missing
@@ -186,11 +177,11 @@ class Operator:
         """Ask it to end, once it can hear that; return the exit code."""
         eventually(self.answers, "the operator answers")
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(30)
+        return self._process.wait(120)
 
     def wait(self):
         """Return the exit code once it has ended by itself."""
-        return self._process.wait(30)
+        return self._process.wait(120)
 
     @property
     def running(self):
@@ -198,7 +189,7 @@ class Operator:
 
     def calls(self, kind=""):
         """Return the calls to the API server so far, by verb; of one kind or of all."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         found = {}
         pattern = r'^paceline_operator_api_calls_total\{.*kind="(\w+)",verb="(\w+)"\} (\S+)$'
@@ -210,7 +201,7 @@ class Operator:
     def answers(self, path="/healthz"):
         """Return whether its health port says that all is well."""
         url = f"http://127.0.0.1:{self.metrics_port}{path}"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30) as answer:
             return answer.status == 200
         return False
 

@@ -7,7 +7,9 @@ import time
 import pytest
 import yaml
 from operator_kit import loose_crd
-from operator_process import CRDS, PLURAL, Api, Operator, eventually
+from operator_process import CRDS, PLURAL, Api, Operator
+
+from patience import eventually
 
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -70,7 +72,7 @@ def test_a_status_that_somebody_edits_is_put_right(api, operator, edit):
         times = [{c["type"]: (c["status"], c["reason"]) for c in s.get("conditions") or []} for s in (told, now)]
         return times[0] == times[1] and {**now, "conditions": 0} == {**told, "conditions": 0}
 
-    eventually(as_before, "the status is as it was", 20)
+    eventually(as_before, "the status is as it was")
     settle(operator)
 
 
@@ -89,8 +91,8 @@ def test_a_finalizer_of_others_is_waited_for_without_a_word(api, operator):
     assert api.get("ConfigMap", "held-knobs") is None
     assert api.get("Deployment", "held")["metadata"]["uid"] == children["Deployment"]["metadata"]["uid"]
     api.merge("InferenceService", "held", {"metadata": {"finalizers": None}})
-    eventually(lambda: api.get("InferenceService", "held") is None, "it goes with the finalizer", 20)
-    eventually(lambda: api.children("held") == {}, "and its children with it", 60)
+    eventually(lambda: api.get("InferenceService", "held") is None, "it goes with the finalizer")
+    eventually(lambda: api.children("held") == {}, "and its children with it")
 
 
 def test_a_crd_of_an_older_version_costs_what_it_lacks_and_no_loop(api, operator):
@@ -121,14 +123,14 @@ def test_a_namespace_goes_with_its_services(api, tmp_path, alive):
     mine.prepare()
     operator = Operator(mine, tmp_path / "operator.log")
     try:
-        eventually(operator.ready, "the operator has started", 120)
+        eventually(operator.ready, "the operator has started")
         mine.service("chat")
         mine.complete("chat")
         if not alive:
             operator.kill()
         path = f"/api/v1/namespaces/{mine.namespace}"
         mine.call("DELETE", path)
-        eventually(lambda: mine.call("GET", path) is None, "the namespace goes", 60)
+        eventually(lambda: mine.call("GET", path) is None, "the namespace goes")
         assert not alive or operator.running
     finally:
         if operator.running:

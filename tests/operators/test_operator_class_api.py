@@ -4,7 +4,9 @@ import contextlib
 
 import pytest
 from kubernetes import client
-from operator_process import BOTH, eventually
+from operator_process import BOTH
+
+from patience import eventually
 
 SERVERS = BOTH
 pytestmark = pytest.mark.usefixtures("operator")

@@ -14,11 +14,12 @@ import pytest
 import yaml
 from kubernetes import client
 from operator_kit import KEY
-from operator_process import BOTH, CHILDREN, GROUP, PLURAL, Api, Operator, Proxy, eventually
+from operator_process import BOTH, CHILDREN, GROUP, PLURAL, Api, Operator, Proxy
 
 from embedded import embedded_server
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_operator.names import RESTART_HASH, SERVICE_LABEL, admin_token
+from patience import eventually
 
 CHART = Path(__file__).parents[2] / "charts" / "paceline"
 SERVERS = BOTH
@@ -32,7 +33,7 @@ def collects_garbage(api):
     api.create("ConfigMap", {"metadata": {"name": "dependent", "ownerReferences": [reference]}})
     api.delete("ConfigMap", "owner")
     with contextlib.suppress(AssertionError):
-        eventually(lambda: api.get("ConfigMap", "dependent") is None, "the dependent goes", 20)
+        eventually(lambda: api.get("ConfigMap", "dependent") is None, "the dependent goes")
         return
     pytest.skip("no garbage collector runs on this API server")
 
@@ -76,7 +77,7 @@ def test_drift_is_corrected_within_seconds(api, operator):
             and found["Service"]["spec"]["selector"].get(SERVICE_LABEL) == "drift"
         )
 
-    eventually(restored, "everything is as it was", 10)
+    eventually(restored, "everything is as it was")
 
 
 def test_fields_of_others_are_left_alone(api, operator):
@@ -99,8 +100,8 @@ def test_a_knob_edit_leaves_the_pod_template_alone(api, operator):
     api.merge(
         "InferenceService", "live", {"spec": {"batching": {"strategy": "static", "maxNumSeqs": 4, "kvMemoryFraction": 0.5}}}
     )
-    eventually(lambda: knobs_of(api, "live")["strategy"] == "static", "the ConfigMap has the new strategy", 5)
-    eventually(lambda: api.get("InferenceService", "live")["status"]["strategy"] == "static", "the status says so", 5)
+    eventually(lambda: knobs_of(api, "live")["strategy"] == "static", "the ConfigMap has the new strategy")
+    eventually(lambda: api.get("InferenceService", "live")["status"]["strategy"] == "static", "the status says so")
     after = api.complete("live")["Deployment"]
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
     api.merge("InferenceService", "live", {"spec": {"batching": {"maxNumSeqsLimit": 512}}})
@@ -413,21 +414,21 @@ def fleet(api, operator):
 
 
 def test_knobs_reach_running_pods_and_are_kept_there(api, operator, fleet):
-    eventually(lambda: all(p.knobs.max_num_seqs == 16 for p in fleet), "new pods get the spec's knobs", 10)
+    eventually(lambda: all(p.knobs.max_num_seqs == 16 for p in fleet), "new pods get the spec's knobs")
     eventually(lambda: api.condition("fleet", "KnobsSynced").get("status") == "True", "the status says so")
     template = spec_of(api.get("Deployment", "fleet"))
     api.merge("InferenceService", "fleet", {"spec": {"batching": {"strategy": "static", "maxNumSeqs": 4}}})
-    eventually(lambda: {p.knobs.strategy.value for p in fleet} == {"static"}, "an edit reaches every pod", 5)
+    eventually(lambda: {p.knobs.strategy.value for p in fleet} == {"static"}, "an edit reaches every pod")
     assert {p.knobs.max_num_seqs for p in fleet} == {4}
     assert spec_of(api.get("Deployment", "fleet")) == template
     eventually(lambda: api.get("InferenceService", "fleet")["status"]["pods"]["fleet-0"]["state"] == "Synced", "per pod too")
     fleet[0].knobs = fleet[0].knobs.updated({"maxNumSeqs": 2})  # behind the operator's back
-    eventually(lambda: fleet[0].knobs.max_num_seqs == 4, "the next look puts it right", 20)
+    eventually(lambda: fleet[0].knobs.max_num_seqs == 4, "the next look puts it right")
     patches = [p.patches for p in fleet]
     time.sleep(6)
     assert [p.patches for p in fleet] == patches
     fleet[1].token = "changed"
-    eventually(lambda: api.condition("fleet", "KnobsSynced").get("reason") == "Refused", "a pod that refuses is told", 20)
+    eventually(lambda: api.condition("fleet", "KnobsSynced").get("reason") == "Refused", "a pod that refuses is told")
     assert "fleet-1" in api.condition("fleet", "KnobsSynced")["message"]
     eventually(lambda: any(e["reason"] == "KnobsRefused" for e in api.events("fleet")), "an event tells it")
 
@@ -582,11 +583,11 @@ def test_deletion_leaves_nothing_even_without_the_operator(api, operator, collec
         api.service(name)
         api.complete(name)
     api.delete("InferenceService", "gone")
-    eventually(lambda: api.children("gone") == {}, "nothing is left", 60)
+    eventually(lambda: api.children("gone") == {}, "nothing is left")
     operator.kill()
     api.delete("InferenceService", "gone-alone")
-    eventually(lambda: api.get("InferenceService", "gone-alone") is None, "deletion doesn't wait for the operator", 20)
-    eventually(lambda: api.children("gone-alone") == {}, "nothing is left", 60)
+    eventually(lambda: api.get("InferenceService", "gone-alone") is None, "deletion doesn't wait for the operator")
+    eventually(lambda: api.children("gone-alone") == {}, "nothing is left")
     operator.start()
 
 
@@ -601,7 +602,7 @@ def test_a_service_made_again_at_once_gets_children_of_its_own(api, operator, co
         uids = {c["metadata"]["ownerReferences"][0]["uid"] for c in found.values()}
         return len(found) == len(CHILDREN) and uids == {owner["metadata"]["uid"]}
 
-    eventually(owned, "the new service has children of its own", 90)
+    eventually(owned, "the new service has children of its own")
 
 
 def _try(action):

@@ -5,10 +5,11 @@ from itertools import pairwise
 
 import pytest
 from operator_kit import loose_crd
-from operator_process import CHILDREN, Operator, eventually, operating
+from operator_process import CHILDREN, Operator, operating
 from operator_proxy import Fault, FaultyProxy
 
 from paceline_operator.names import REVISION, UPGRADE
+from patience import eventually
 
 LATER = """
 import sys
@@ -144,7 +145,7 @@ def test_a_kind_that_comes_later_is_made_watched_and_pruned(api, operator, proxy
     eventually(lambda: api.condition("late", "ChildrenApplied").get("status") == "True", "the status follows")
     settle(proxy)
     api.call("DELETE", path)
-    eventually(lambda: api.call("GET", path), "it is watched", 4)
+    eventually(lambda: api.call("GET", path), "it is watched")
     api.merge("InferenceService", "late", {"spec": {"scaling": None}})
     eventually(lambda: api.call("GET", path) is None, "it goes when it is switched off")
 

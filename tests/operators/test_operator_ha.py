@@ -5,7 +5,9 @@ import json
 import signal
 
 import pytest
-from operator_process import BOTH, Operator, eventually
+from operator_process import BOTH, Operator
+
+from patience import eventually
 
 SERVERS = BOTH
 DURATION = 4  # seconds: the default of 9 would only make the test longer
@@ -73,7 +75,7 @@ def versions(api, name):
 
 def set_seqs(api, name, seqs):
     api.merge("InferenceService", name, {"spec": {"batching": {"maxNumSeqs": seqs}}})
-    eventually(lambda: knobs_are(api, name, seqs), f"maxNumSeqs {seqs} arrives", 60)
+    eventually(lambda: knobs_are(api, name, seqs), f"maxNumSeqs {seqs} arrives")
 
 
 def test_one_acts_and_the_other_follows(api, replicas):

@@ -11,7 +11,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from operator_process import REAL, eventually, operating
+from operator_process import REAL, operating
+
+from patience import eventually
 
 SERVERS = REAL
 pytestmark = pytest.mark.nodes
@@ -78,10 +80,10 @@ def pods(api, name):
 
 def test_a_bad_revision_stops_and_the_old_pods_serve(api, operator):
     with service(api, "revision", replicas=2):
-        eventually(lambda: is_ready(api, "revision"), "it is ready", 90)
+        eventually(lambda: is_ready(api, "revision"), "it is ready")
         before = {pod["metadata"]["name"] for pod in pods(api, "revision")}
         api.merge("InferenceService", "revision", {"spec": {"template": overlay(image="localhost/nowhere:1")}})
-        eventually(lambda: reason(api, "revision", "Progressing") == "Blocked", "the rollout is blocked", 60)
+        eventually(lambda: reason(api, "revision", "Progressing") == "Blocked", "the rollout is blocked")
         told = api.condition("revision", "Progressing")["message"]
         assert "2 pods of the earlier template keep serving" in told
         assert "ImagePull" in told
@@ -89,13 +91,13 @@ def test_a_bad_revision_stops_and_the_old_pods_serve(api, operator):
         assert before <= {pod["metadata"]["name"] for pod in pods(api, "revision")}
         assert any(e["reason"] == "RolloutBlocked" and e["type"] == "Warning" for e in api.events("revision"))
         api.merge("InferenceService", "revision", {"spec": {"template": overlay(MENDED="1")}})
-        eventually(lambda: is_ready(api, "revision"), "a mended spec goes on", 90)
-        eventually(lambda: reason(api, "revision", "Progressing") == "Complete", "to the end", 90)
+        eventually(lambda: is_ready(api, "revision"), "a mended spec goes on")
+        eventually(lambda: reason(api, "revision", "Progressing") == "Complete", "to the end")
 
 
 def test_memory_that_runs_out_is_told_in_bytes_and_never_ready(api, operator):
     with service(api, "hungry", replicas=1, template=overlay(HUNGRY)):
-        eventually(lambda: reason(api, "hungry", "Ready") == "OutOfMemory", "it is told", 90)
+        eventually(lambda: reason(api, "hungry", "Ready") == "OutOfMemory", "it is told")
         assert "64Mi (67108864 bytes)" in api.condition("hungry", "Ready")["message"]
         for _ in range(20):
             assert api.condition("hungry", "Ready")["status"] == "False"
@@ -106,7 +108,7 @@ def test_memory_that_runs_out_is_told_in_bytes_and_never_ready(api, operator):
 def test_a_device_that_no_node_has_is_told(api, operator):
     accelerator = {"resource": "nvidia.com/gpu", "count": 2, "product": "NVIDIA-H100-80GB-HBM3"}
     with service(api, "device", replicas=1, accelerator=accelerator):
-        eventually(lambda: reason(api, "device", "Scheduled") == "Unschedulable", "it is told", 60)
+        eventually(lambda: reason(api, "device", "Scheduled") == "Unschedulable", "it is told")
         told = api.condition("device", "Scheduled")["message"]
         assert "NVIDIA-H100-80GB-HBM3" in told
         assert "spec.accelerator" in told
@@ -121,7 +123,7 @@ def test_a_real_autoscaler_scales_the_service_and_nobody_fights(api, operator):
         path = f"/apis/autoscaling/{version}/namespaces/{api.namespace}/horizontalpodautoscalers/auto"
         eventually(lambda: api.call("GET", path), "the autoscaler is there")
         # below its minimum it scales without any metric
-        eventually(lambda: api.get("InferenceService", "auto")["spec"]["replicas"] == 2, "it scales the service", 90)
+        eventually(lambda: api.get("InferenceService", "auto")["spec"]["replicas"] == 2, "it scales the service")
         eventually(lambda: api.get("Deployment", "auto")["spec"]["replicas"] == 2, "the Deployment follows")
         generation = api.get("Deployment", "auto")["metadata"]["generation"]
         time.sleep(20)  # longer than the autoscaler's own period
@@ -134,7 +136,7 @@ def test_a_real_autoscaler_scales_the_service_and_nobody_fights(api, operator):
 
 def test_a_rollout_goes_on_after_the_operator_was_killed(api, operator):
     with service(api, "killed", replicas=2):
-        eventually(lambda: is_ready(api, "killed"), "it is ready", 90)
+        eventually(lambda: is_ready(api, "killed"), "it is ready")
         api.merge("InferenceService", "killed", {"spec": {"template": overlay(ROLLED="1"), "batching": {"maxNumSeqs": 9}}})
         eventually(lambda: "ROLLED" in str(api.get("Deployment", "killed")["spec"]), "the rollout has begun")
         operator.kill()
@@ -149,7 +151,7 @@ def test_a_rollout_goes_on_after_the_operator_was_killed(api, operator):
 def test_the_kubelet_takes_the_whole_pod_as_it_is(api, operator):
     """Restricted security, shared memory, spread: the pod as rendered runs."""
     with service(api, "whole", replicas=1, sharedMemory="8Mi"):
-        eventually(lambda: is_ready(api, "whole"), "it is ready", 90)
+        eventually(lambda: is_ready(api, "whole"), "it is ready")
         (pod,) = pods(api, "whole")
         assert pod["spec"]["automountServiceAccountToken"] is False
         assert pod["spec"]["securityContext"]["runAsUser"] == 10_001

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from operator_kit import loose_crd
-from operator_process import Operator, eventually
+from operator_process import Operator
+
+from patience import eventually
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
@@ -29,7 +31,7 @@ def peer(api):
 def test_a_peer_of_equal_priority_freezes_nothing(api, peer, tmp_path):
     operator = Operator(api, tmp_path / "operator.log")
     try:
-        eventually(operator.ready, "the operator has started", 120)
+        eventually(operator.ready, "the operator has started")
         api.service("watched", batching={"maxNumSeqs": 3})  # after the list at the start: only a watch tells of it
         api.complete("watched")
         assert set(api.call("GET", peer)["status"]) == {"other@1"}  # and nobody was told to pause in our favour

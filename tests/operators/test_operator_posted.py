@@ -3,7 +3,7 @@
 import pytest
 from operator_fakes import ALL_APIS
 from operator_kit import service, settings
-from operator_process import BOTH, CHILDREN, eventually, operating
+from operator_process import BOTH, CHILDREN, operating
 from operator_proxy import Fault, FaultyProxy
 
 from paceline_operator.cluster import Cluster, load_configuration
@@ -11,6 +11,7 @@ from paceline_operator.metrics import Metrics
 from paceline_operator.names import POSTED
 from paceline_operator.render import render
 from paceline_operator.transport import UNMADE
+from patience import eventually
 
 SERVERS = BOTH
 
@@ -83,7 +84,7 @@ def test_what_is_posted_is_set_back_like_the_rest(api, operator):
         found = api.get("Service", "edited")
         return "theirs" not in found["spec"]["selector"].values() and POSTED not in found["metadata"]["annotations"]
 
-    eventually(restored, "it is set back, by an apply", 20)
+    eventually(restored, "it is set back, by an apply")
     assert api.get("Service", "edited")["spec"].get("clusterIP") == address
 
 

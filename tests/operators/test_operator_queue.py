@@ -114,10 +114,10 @@ def test_an_older_version_never_replaces_a_newer_one(first, second, kept):
     assert store.all(KEY, "Pod")[0]["metadata"]["resourceVersion"] == kept
 
 
-def test_a_new_object_of_the_same_name_replaces_the_old_one_whatever_its_version():
+def test_a_new_object_of_the_same_name_replaces_the_old_one():
     store = Store()
     store.put("Pod", versioned(10))
-    fresh = versioned(3)
+    fresh = versioned(12)
     fresh["metadata"]["uid"] = "another"
     store.put("Pod", fresh)
     assert store.all(KEY, "Pod")[0]["metadata"]["uid"] == "another"
@@ -153,6 +153,30 @@ def test_a_late_answer_does_not_bring_back_what_was_deleted_before_it_was_known(
     store.remove("Pod", versioned(11))
     store.put("Pod", versioned(10))
     assert store.all(KEY, "Pod") == []
+
+
+def test_a_late_answer_about_an_object_that_was_never_known_does_not_bury_its_successor():
+    """Made by us and deleted in a gap of the watch: nobody has told of its end."""
+    store = Store()
+    store.put("Pod", renewed("successor"))
+    store.put("Pod", versioned(10))
+    assert store.all(KEY, "Pod")[0]["metadata"]["uid"] == "successor"
+    later = renewed("successor")
+    later["metadata"]["resourceVersion"] = "21"
+    store.put("Pod", later)
+    assert store.all(KEY, "Pod")[0]["metadata"]["resourceVersion"] == "21"
+
+
+def test_a_list_counts_more_than_anything_before_it():
+    """An etcd that is restored from a backup has older versions, and objects that had gone."""
+    store = Store()
+    store.put("Pod", versioned(10, name="older"))
+    store.put("Pod", versioned(10, name="back"))
+    store.remove("Pod", versioned(11, name="back"))
+    store.replace("Pod", [versioned(4, name="older"), versioned(4, name="back")], None)
+    assert [p["metadata"]["resourceVersion"] for p in store.all(KEY, "Pod")] == ["4", "4"]
+    store.put("Pod", versioned(5, name="back"))
+    assert store.get(KEY, "Pod", "back")["metadata"]["resourceVersion"] == "5"
 
 
 def test_a_list_mends_what_the_watch_missed():

@@ -176,6 +176,30 @@ async def test_what_an_earlier_service_of_the_name_left_is_waited_for(world):
     assert not (await world.run()).retry
 
 
+async def test_a_secret_that_goes_with_an_earlier_service_after_all_is_made_again(world):
+    """A garbage collector that has seen it with its old owner deletes it, though it has a new one by then."""
+    owner = {"apiVersion": "paceline.io/v1alpha1", "kind": "InferenceService", "name": "chat", "uid": "earlier"}
+    secret = foreign("Secret", ownerReferences=[owner | {"controller": True}])
+    secret["metadata"]["name"] = "chat-admin"
+    world.cluster.add(secret)
+    result = await world.run()
+    del world.cluster.objects["Secret", "chat-admin"]
+    assert result.again == 5.0
+    world.time += result.again
+    result = await world.run()
+    assert ("Secret", "chat-admin") in world.cluster.objects
+    assert result.again == 25.0  # once more, in case that was too early
+    world.time += result.again
+    assert (await world.run()).again is None
+    world.time += 60
+    await world.run()
+    assert world.cluster.writes() == []
+
+
+async def test_a_secret_of_a_new_service_is_not_looked_for_again(world):
+    assert (await world.run()).again is None
+
+
 async def test_a_foreign_secret_is_found_by_its_type(world):
     world.cluster.refuse["Secret"] = ApiRefused(422, "type: field is immutable")
     result = await world.run()

@@ -41,10 +41,18 @@ def _metadata(resource: Resource, meta: Json) -> Iterator[FieldError]:
                 "a valid label must be an empty string or consist of alphanumerics, '-', '_' or '.'",
                 value,
             )
-    for index, owner in enumerate(meta.get("ownerReferences") or []):
+    yield from _owners(meta.get("ownerReferences") or [])
+
+
+def _owners(references: list[Json]) -> Iterator[FieldError]:
+    for index, owner in enumerate(references):
         for field in ("apiVersion", "kind", "name", "uid"):
             if not owner.get(field):
                 yield FieldError(f"metadata.ownerReferences[{index}].{field}", "Invalid value", "must not be empty", "")
+    first, *more = [owner.get("name") for owner in references if owner.get("controller") is True] or [""]
+    for other in more:
+        why = f'Only one reference can have Controller set to true. Found "true" in references for {first} and {other}'
+        yield FieldError("metadata.ownerReferences", "Invalid value", why, references)
 
 
 def _dns(what: str, pattern: str, example: str) -> str:
