@@ -5,6 +5,8 @@ import time
 
 import httpx
 
+from patience import eventually
+
 
 class ClientLoop:
     """Threads that ask one question after another until they are stopped; every answer or failure is kept.
@@ -44,7 +46,8 @@ class ClientLoop:
 
     def wait_for_answers(self, more, timeout=120.0):
         """Wait until `more` further answers came."""
-        goal, deadline = self.answers + more, time.monotonic() + timeout
-        while self.answers < goal:
-            assert time.monotonic() < deadline, f"{self.answers} of {goal} answers, failures: {self.failures[-3:]}"
-            time.sleep(0.1)
+        goal = self.answers + more
+        try:
+            eventually(lambda: self.answers >= goal, f"{more} more answers", timeout)
+        except AssertionError as late:
+            raise AssertionError(f"{late}; {self.answers} of {goal}, failures: {self.failures[-3:]}") from None

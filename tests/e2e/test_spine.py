@@ -112,6 +112,36 @@ def test_deleting_the_service_leaves_nothing(stack, fleet):
     eventually(lambda: not stack.runtime_pids(NAME), "its processes gone")
 
 
+@pytest.fixture
+def platform(stack):
+    """A class as a platform team writes it, for services of this stack only."""
+    name = f"small-{stack.namespace}"
+    allowed = {"models": ["pkg://*"], "template": "Any"}  # the cluster's pods need the template that mounts this machine
+    stack.put_class(name, {"defaults": {"batching": {"maxNumSeqs": 3}}, "limits": {"maxReplicas": 1}, "allowed": allowed})
+    yield name
+    stack.delete("classy")
+    stack.delete_class(name)
+
+
+def test_a_class_gives_what_is_left_out_and_refuses_what_is_too_much(stack, platform):
+    document = manifest("classy", stack.namespace, className=platform)
+    del document["spec"]["batching"]["maxNumSeqs"]
+    fleet = stack.apply(document)
+    stack.ready(fleet)
+    assert fleet.get()["status"]["effective"]["maxNumSeqs"] == {"value": 3, "origin": "class"}
+    before = stack.container_ids("classy")
+    stack.put_class(platform, {"defaults": {"batching": {"maxNumSeqs": 2}}})
+    shown = lambda: fleet.get()["status"]["effective"]["maxNumSeqs"]["value"]  # noqa: E731
+    eventually(lambda: shown() == 2, "the class's new default is in force")
+    eventually(lambda: fleet.conditions()["KnobsSynced"]["status"] == "True", "and in the pods")
+    assert complete(fleet.url(), model="classy").status_code == 200
+    assert stack.container_ids("classy") == before
+    stack.apply(document | {"spec": document["spec"] | {"replicas": 2}})
+    eventually(lambda: fleet.conditions()["SpecValid"]["status"] == "False", "the limit is told")
+    assert "at most 1" in fleet.conditions()["SpecValid"]["message"]
+    assert stack.container_ids("classy") == before
+
+
 def _serves(pid, pod):
     """True if the process is the one of a pod: its environment names the pod."""
     environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")

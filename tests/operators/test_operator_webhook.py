@@ -1,10 +1,7 @@
 """The admission webhook: its answers as data, its certificates over the years, and the whole of it on a real API server."""
 
 import base64
-import contextlib
-import copy
 import json
-import os
 import ssl
 import urllib.error
 import urllib.request
@@ -14,7 +11,6 @@ import pytest
 from cryptography import x509
 from kubernetes import client, config
 from operator_kit import MINIMAL, body, set_at, settings
-from operator_process import Api, Operator, eventually
 from test_operator_class import cls
 
 from embedded import embedded_server
@@ -284,113 +280,3 @@ def test_classes_that_cannot_be_read_are_an_error_for_the_failure_policy(server)
         assert (status, "can't be read" in answer) == (503, True)
     finally:
         webhook.stop()
-
-
-# ---- on a real API server, which asks the webhook by itself
-
-
-@pytest.fixture(scope="module")
-def api():
-    if "KUBECONFIG" not in os.environ:
-        pytest.skip("needs an API server that asks webhooks")
-    found = Api(os.environ["KUBECONFIG"])
-    found.prepare()
-    yield found
-    found.close()
-
-
-CONFIGS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-
-
-def hook(name, port, resources, **selector):
-    return {
-        "name": name,
-        "clientConfig": {"url": f"https://127.0.0.1:{port}/validate"},
-        "rules": [
-            {
-                "apiGroups": ["paceline.io"],
-                "apiVersions": ["v1alpha1"],
-                "operations": ["CREATE", "UPDATE"],
-                "resources": resources,
-            }
-        ],
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-        "failurePolicy": "Fail",
-        "timeoutSeconds": 10,
-        **selector,
-    }
-
-
-@pytest.fixture
-def guarded(api, tmp_path):
-    """An operator with its webhook, which the API server asks about this test's namespace and classes only."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    name = api.namespace
-    api.call(
-        "PATCH", f"/api/v1/namespaces/{name}", {"metadata": {"labels": {"guard": name}}}, "application/merge-patch+json"
-    )
-    selector = {"matchLabels": {"guard": name}}
-    hooks = [
-        hook("services.paceline.io", port, ["inferenceservices"], namespaceSelector=selector),
-        hook("classes.paceline.io", port, ["inferenceclasses"], objectSelector=selector),
-    ]
-    api.call("POST", CONFIGS, {"metadata": {"name": name}, "webhooks": hooks})
-    operator = Operator(
-        api,
-        tmp_path / "operator.log",
-        PACELINE_WEBHOOK_PORT=str(port),
-        PACELINE_WEBHOOK_HOST="127.0.0.1",
-        PACELINE_WEBHOOK_NAMES="127.0.0.1",
-        PACELINE_WEBHOOK_CONFIG=name,
-        PACELINE_OPERATOR_NAMESPACE=name,
-    )
-    yield operator
-    api.call("DELETE", f"{CONFIGS}/{name}")
-    with contextlib.suppress(client.ApiException):
-        api.call("DELETE", f"/apis/paceline.io/v1alpha1/inferenceclasses/{name}")
-    operator.kill()
-    print((tmp_path / "operator.log").read_text()[-4000:])
-
-
-def dry_run(api, spec):
-    item = {"apiVersion": "paceline.io/v1alpha1", "kind": "InferenceService", "metadata": {"name": "dry"}, "spec": spec}
-    try:
-        api.call("POST", api.path("InferenceService") + "?dryRun=All", item)
-    except client.ApiException as error:
-        return json.loads(error.body or error.reason)
-    return None
-
-
-@pytest.mark.cluster
-def test_the_api_server_refuses_what_the_operator_could_not_use(api, guarded):
-    eventually(lambda: guarded.answers("/readyz"), "it serves", 60)
-
-    def refused():
-        found = dry_run(api, BAD)
-        return found if found and "problems" in found["message"] else None
-
-    found = eventually(refused, "the API server trusts the webhook and asks it", 60)
-    assert found["code"] == 422
-    assert {cause["field"] for cause in found["details"]["causes"]} >= {"spec.image", "spec.env[0].name"}
-    assert "'evil' (image isn't allowed)" in found["message"]
-    assert dry_run(api, MINIMAL) is None
-
-    meta = {"name": api.namespace, "labels": {"guard": api.namespace}}
-    classes = "/apis/paceline.io/v1alpha1/inferenceclasses"
-    item = {"apiVersion": "paceline.io/v1alpha1", "kind": "InferenceClass", "metadata": meta}
-    with pytest.raises(client.ApiException, match="min ≤ max"):
-        api.call("POST", classes, item | {"spec": {"limits": {"knobs": {"maxNumSeqs": {"min": 9, "max": 3}}}}})
-    api.call("POST", classes, item | {"spec": {"limits": {"maxReplicas": 2}}})
-    limited = copy.deepcopy(MINIMAL) | {"className": api.namespace, "replicas": 3}
-    assert "at most 2" in dry_run(api, limited)["message"]
-    assert dry_run(api, limited | {"replicas": 2}) is None
-
-    # the certificate is lost: whoever notices makes another, and the API server learns whom to trust then
-    api.delete("Secret", "paceline-webhook")
-    eventually(lambda: api.get("Secret", "paceline-webhook"), "it is made anew", 60)
-    eventually(refused, "the API server trusts the new one", 60)
