@@ -133,7 +133,7 @@ class SoakServer:
     def observe(self) -> dict[str, Any]:
         """Read what is new, add up where the time of finished requests went, and return the last page."""
         while True:
-            page = self.admin.get("/admin/observe", params={"since": self._cursor}).json()
+            page: dict[str, Any] = self.admin.get("/admin/observe", params={"since": self._cursor}).json()
             for record in page["requests"]:
                 if record["outcome"] == "finished":
                     self.latency.requests += 1
