@@ -45,5 +45,5 @@ image() { # image NAME
 }
 
 base debian-python essential python3,ca-certificates,libstdc++6
-base debian-build apt python3,python3-pip,python3-venv,python3-dev,gcc,libc6-dev,ca-certificates
+base debian-build apt python3,python3-pip,python3-venv,python3-dev,gcc,g++,libc6-dev,ca-certificates
 for name in "${images[@]}"; do image "$name"; done
