@@ -38,6 +38,8 @@ FLIPS: tuple[dict[str, Any], ...] = (
     {"maxNumBatchedTokens": 8192},
     {"prefixCaching": False},
     {"prefixCaching": True},
+    {"speculative": 4},
+    {"speculative": 0},
     {"longPrefillThreshold": 128},
     {"longPrefillThreshold": 2048},
     {"kvMemoryFraction": 0.6},
