@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline_runtime.api_errors import ApiError, error_body
 from paceline_runtime.drain import Drain, DrainPhase
-from paceline_runtime.http_protocol import abort_connection
+from paceline_runtime.http_protocol import abort_connection, may_wait
 from paceline_runtime.logs import log_event
 
 __all__ = ["WorkGate", "leaving_cause", "request_id"]
@@ -50,7 +50,7 @@ class WorkGate:
         identity = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = identity
         is_work = scope["method"] == "POST" and scope["path"].startswith(("/v1/", "/tokenize", "/detokenize"))
-        answer = self._timed(self._marked(send, identity), scope)
+        answer = self._answer(send, scope, identity)
         if not is_work:
             await self._app(scope, receive, answer)
             return
@@ -96,10 +96,15 @@ class WorkGate:
 
         return limited
 
-    def _timed(self, send: Send, scope: Scope) -> Send:
+    def _answer(self, send: Send, scope: Scope, identity: str) -> Send:
         """Wait for a client that reads slowly (its connection buffers some 64 KiB), but not for one that doesn't read."""
 
-        async def timed(message: Message) -> None:
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._mark(message, identity)
+            if not may_wait(scope):  # nearly always: a timer for each token would cost half as much as sending it
+                await send(message)
+                return
             try:
                 async with asyncio.timeout(self._read_timeout):
                     await send(message)
@@ -108,18 +113,13 @@ class WorkGate:
                 log_event("slow_reader", request_id=request_id(scope), seconds=self._read_timeout)
                 abort_connection(scope)  # from here on it is a client that has left
 
-        return timed
+        return answer
 
-    def _marked(self, send: Send, identity: str) -> Send:
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = identity
-                if self._drain.phase is not DrainPhase.SERVING:
-                    headers["Connection"] = "close"
-            await send(message)
-
-        return marked
+    def _mark(self, start: Message, identity: str) -> None:
+        headers = MutableHeaders(scope=start)
+        headers["X-Request-Id"] = identity
+        if self._drain.phase is not DrainPhase.SERVING:
+            headers["Connection"] = "close"
 
 
 def leaving_cause(scope: Scope) -> str:

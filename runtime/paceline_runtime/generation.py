@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from paceline_core.request import FinishReason
 from paceline_runtime.api_errors import ApiError, invalid, unavailable
 from paceline_runtime.engine_client import EngineClient
@@ -48,8 +50,7 @@ class Answer:
     tokens: tuple[ShownToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):  # made for each token: a dataclass takes five times as long
     """Some text of generation `index`, or its end, which has a reason and no text; `tokens` as in `Answer`."""
 
     index: int
@@ -66,6 +67,7 @@ class Generation:
         self._sequence = sequence
         self._text = text
         self._echo = echo
+        self._before = "" if echo is None else echo.text  # what the first text begins with
         self._told: int | None = None  # tokens of the text that `take_tokens` gave; None: the prompt's are due first
 
     @property
@@ -99,19 +101,27 @@ class Generation:
     def _silent(self) -> bool:
         return self._echo is not None and self._echo.only
 
-    async def pieces(self) -> AsyncIterator[str]:
-        """Yield text as it comes, to its end. Raises `ApiError` or `EngineDied`."""
-        before = "" if self._echo is None else self._echo.text
+    async def read(self) -> str | None:
+        """Wait for text and return it, None after the end. Raises `ApiError` or `EngineDied`."""
         while self._text.finish_reason is None:
-            tokens = await self._take()
-            piece = self._text.push(tokens)
-            if self._text.stopped_by_text:
-                self._client.stop(self._sequence, FinishReason.STOP)
-            if self._text.finish_reason is None and self._sequence.ended is not None:
-                piece += self._text.finish(self._normal_end(self._sequence.ended))
-            piece, before = before + ("" if self._silent else piece), ""
-            if piece:
-                yield piece
+            if piece := self._push(await self._take()):
+                return piece
+        return None
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """Yield text as it comes, to its end. Raises what `read` does."""
+        while (piece := await self.read()) is not None:
+            yield piece
+
+    def _push(self, tokens: list[int]) -> str:
+        """Return the text that tokens add, or their absence: then the sequence has ended."""
+        piece = self._text.push(tokens)
+        if self._text.stopped_by_text:
+            self._client.stop(self._sequence, FinishReason.STOP)
+        if self._text.finish_reason is None and self._sequence.ended is not None:
+            piece += self._text.finish(self._normal_end(self._sequence.ended))
+        before, self._before = self._before, ""
+        return before + ("" if self._silent else piece)
 
     def take_tokens(self) -> tuple[ShownToken, ...]:
         """Return the tokens of the text that was shown since the last call, if log-probabilities were asked for."""
@@ -169,12 +179,12 @@ class Generation:
         raise _deadline_passed()
 
 
-async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
+def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
     """Yield the pieces of some generations as they come, each to its end. Raises what the first of them raises."""
-    if len(generations) == 1:
-        async for piece in _indexed(0, generations[0]):
-            yield piece
-        return
+    return _indexed(0, generations[0]) if len(generations) == 1 else _merged(generations)
+
+
+async def _merged(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
     # one place for each: a client that reads slowly gets longer pieces, not a longer queue
     queue: asyncio.Queue[Piece | Exception] = asyncio.Queue(len(generations))
     readers = [asyncio.ensure_future(_read(i, generation, queue)) for i, generation in enumerate(generations)]
@@ -192,7 +202,7 @@ async def pieces_of(generations: Sequence[Generation]) -> AsyncIterator[Piece]:
 
 
 async def _indexed(index: int, generation: Generation) -> AsyncIterator[Piece]:
-    async for text in generation.pieces():
+    while (text := await generation.read()) is not None:
         yield Piece(index, text, tokens=generation.take_tokens())
     yield Piece(index, "", generation.finish_reason, generation.take_tokens())
 

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["HEAD_SECONDS", "MAX_HEAD_BYTES", "BoundedHttp", "abort_connection"]
+__all__ = ["HEAD_SECONDS", "MAX_HEAD_BYTES", "BoundedHttp", "abort_connection", "may_wait"]
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; proxies allow 8 to 64 KiB
 HEAD_SECONDS = 30.0  # for a whole head, so that connections that trickle don't pile up
-_ABORT = "paceline_abort"
+_ABORT, _FLOW = "paceline_abort", "paceline_flow"
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -44,7 +45,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self.scope["state"][_ABORT] = self.transport.abort
+        self.scope["state"] |= {_ABORT: self.transport.abort, _FLOW: self.flow}
         if self._timer is None:
             self._start_timer()
 
@@ -82,3 +83,9 @@ def abort_connection(scope: Mapping[str, Any]) -> None:
     abort: Callable[[], None] | None = scope.get("state", {}).get(_ABORT)
     if abort is not None:
         abort()
+
+
+def may_wait(scope: Mapping[str, Any]) -> bool:
+    """Return whether sending on a request's connection may wait for its client: its buffer is full, or nobody knows."""
+    flow: FlowControl | None = scope.get("state", {}).get(_FLOW)
+    return flow is None or flow.write_paused

@@ -32,6 +32,11 @@ class Reply(ABC):
     include_usage: bool = False
     logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
+    _start: bytes = field(init=False, repr=False)  # of every event: encoded once, not for each token
+
+    def __post_init__(self) -> None:
+        head = msgspec.json.encode(self._head(chunk=True))
+        object.__setattr__(self, "_start", b"data: " + head[:-1] + b',"choices":')  # frozen, but not made yet
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
         """Return the body of an answer that isn't streamed."""
@@ -61,8 +66,8 @@ class Reply(ABC):
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         """Return an event; with `include_usage` every one has the field, all but the last with null."""
-        event = {**self._head(chunk=True), "choices": choices}
-        return _event({**event, "usage": usage} if self.include_usage else event)
+        end = b',"usage":' + msgspec.json.encode(usage) + b"}\n\n" if self.include_usage else b"}\n\n"
+        return self._start + msgspec.json.encode(choices) + end
 
     @abstractmethod
     def _head(self, *, chunk: bool) -> dict[str, Any]:
@@ -148,16 +153,15 @@ class ChatReply(Reply):
 async def event_stream(
     reply: Reply, generations: Sequence[Generation], first: Piece, pieces: AsyncIterator[Piece]
 ) -> AsyncIterator[bytes]:
-    """Yield generations as server-sent events; `first` was waited for before the headers went out.
+    """Yield generations as server-sent events, those of a piece at once; `first` was waited for before the headers went out.
 
     An error in the middle becomes an event of its own, and no `[DONE]` follows.
     """
     try:
-        for event in (*reply.opening(), *reply.pieces(first)):
-            yield event
+        yield b"".join((*reply.opening(), *reply.pieces(first)))
         async for piece in pieces:
-            for event in reply.pieces(piece):
-                yield event
+            if events := reply.pieces(piece):
+                yield b"".join(events)
         if reply.include_usage:
             yield reply.usage(generations)
         yield _DONE

@@ -56,7 +56,7 @@ class LiveSequence:
         self.prompt = PromptReport()  # comes with the first token, if asked for
         self._error: EngineDied | None = None
         self._tokens: list[int] = []
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # wakes who waits in `take`; lighter than an event for each token
 
     def push(
         self,
@@ -72,24 +72,31 @@ class LiveSequence:
         self.first_token = self.first_token or now
         self.last_token = now
         self._tokens.extend(tokens)
-        self._news.set()
+        self._wake()
 
     def end(self, ended: SequenceEnded) -> None:
         """The engine gave its last word."""
         self.ended = ended
-        self._news.set()
+        self._wake()
 
     def fail(self, error: EngineDied) -> None:
         """The engine won't give any more words."""
         self._error = error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     async def take(self) -> list[int]:
-        """Wait for news and return the tokens that came since; look at `ended` after that. Raises `EngineDied`."""
-        await self._news.wait()
+        """Wait for news and return the tokens that came since; look at `ended` after that. Raises `EngineDied`.
+
+        One reader at a time.
+        """
+        if not self._tokens and self.ended is None and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if self._error is not None:
             raise self._error
         tokens, self._tokens = self._tokens, []
-        if self.ended is None:
-            self._news.clear()
         return tokens

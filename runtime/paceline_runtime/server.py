@@ -23,6 +23,7 @@ from paceline_runtime.api_keys import KeyFile
 from paceline_runtime.backend import load_tokenizer_for
 from paceline_runtime.drain import Drain
 from paceline_runtime.engine_client import EngineClient
+from paceline_runtime.heap import keep_heap
 from paceline_runtime.http_protocol import BoundedHttp
 from paceline_runtime.knob_store import KnobStore
 from paceline_runtime.logs import log_event
@@ -126,6 +127,7 @@ async def _leave(service: Service, signals: asyncio.Queue[int]) -> int:
 
 async def _load_tokenizer(service: Service) -> None:
     service.tokenizer = await asyncio.to_thread(load_tokenizer_for, service.settings.engine)
+    keep_heap()
 
 
 def _build_service(settings: RuntimeSettings, tokens: TokenFile | None) -> Service:
