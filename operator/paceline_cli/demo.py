@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline_cli.demo_tuning import CLOCK, REAL, Act, tuning_act
+from paceline_cli.demo_tuning import CLOCK, REAL, TUNED, Act, tuning_act
 from paceline_cli.demo_view import StrategyRun, readiness, results_table, sentence
 from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import run_load, summarise
@@ -65,19 +65,17 @@ def demo(requests: int, seed: int, tuning: bool, only_tuner: bool, keep: bool) -
     stage = _Stage(console, home, act)
     try:
         stage.start()
-        if only_tuner:
-            stage.tune()
-            return 0
-        stage.apply()
-        fleet = Fleet(home / "kubeconfig", SERVICE)
-        stage.wait_ready(fleet)
-        stage.ask(fleet.url())
-        stage.compare(fleet, mixed_lengths(requests, seed))
-        if tuning:
+        fleet = Fleet(home / "kubeconfig", TUNED if only_tuner else SERVICE)
+        if not only_tuner:
+            stage.apply()
+            stage.wait_ready(fleet)
+            stage.ask(fleet.url())
+            stage.compare(fleet, mixed_lengths(requests, seed))
+        if tuning or only_tuner:
             stage.tune()
     except (FleetError, ValueError, subprocess.CalledProcessError) as error:
         console.print(f"[red]the demo failed:[/] {error}")
-        stage.diagnose()
+        stage.diagnose(TUNED if only_tuner else SERVICE)
         return USER_ERROR
     finally:
         if not keep:
@@ -111,10 +109,10 @@ class _Stage:
         except OSError:  # nobody reads any more: the terminal is gone
             self._run("local", "down", check=False, output=subprocess.DEVNULL)
 
-    def diagnose(self) -> None:
-        """Show why the service isn't what it should be."""
+    def diagnose(self, service: str) -> None:
+        """Show why a service isn't what it should be."""
         self._paceline("local", "get", check=False)
-        self._paceline("local", "logs", SERVICE, "--tail", "5", check=False)
+        self._paceline("local", "logs", service, "--tail", "5", check=False)
 
     def wait_ready(self, fleet: Fleet) -> None:
         """Show conditions and pods until the service is Ready."""
@@ -189,7 +187,7 @@ class _Stage:
         for line in (
             f"export PACELINE_HOME={self._home}",
             f"{kubectl} get infsvc,pods",
-            f"{kubectl} patch infsvc {SERVICE} --type merge -p '{edit}'",
+            f"{kubectl} patch infsvc {fleet.name} --type merge -p '{edit}'",
             f"curl {fleet.url()}/v1/models",
             "paceline local down   # when you are done",
         ):

@@ -19,9 +19,9 @@ from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import percentile
 from paceline_cli.real_service import REAL_OUTPUTS, REAL_RATE, REAL_TPOT, REAL_TTFT, REAL_WORDS, real_manifest
 
-__all__ = ["CLOCK", "REAL", "Act", "tuning_act"]
+__all__ = ["CLOCK", "REAL", "TUNED", "Act", "tuning_act"]
 
-_SERVICE = "tuned"
+TUNED = "tuned"
 _READY = 180.0
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -49,11 +49,11 @@ class Act:
 
 
 def _clock(home: Path) -> dict[str, Any]:
-    return clock_manifest(_SERVICE, write_device(home), replicas=2, knobs={"maxNumSeqs": 1})
+    return clock_manifest(TUNED, write_device(home), replicas=2, knobs={"maxNumSeqs": 1})
 
 
 def _real(_home: Path) -> dict[str, Any]:
-    return real_manifest(_SERVICE, replicas=2, knobs={"maxNumSeqs": 1})
+    return real_manifest(TUNED, replicas=2, knobs={"maxNumSeqs": 1})
 
 
 CLOCK = Act(
@@ -79,7 +79,7 @@ def tuning_act(console: Console, home: Path, paceline: Callable[..., None], act:
     manifest = home / "tuned.json"
     manifest.write_text(json.dumps(act.manifest(home)), encoding="utf-8")
     paceline("local", "apply", "-f", str(manifest))
-    fleet = Fleet(home / "kubeconfig", _SERVICE)
+    fleet = Fleet(home / "kubeconfig", TUNED)
     _wait_ready(fleet)
     watched = _watch(console, fleet, act)
     console.print(_before_and_after(watched, act))
@@ -89,7 +89,7 @@ def tuning_act(console: Console, home: Path, paceline: Callable[..., None], act:
         raise FleetError(f"{failed} requests failed while knobs were tuned: {first}")
     if not watched.settled:
         console.print(
-            f"[yellow]tuning hasn't settled within {act.most:.0f} s on this machine:[/] paceline tune explain {_SERVICE}"
+            f"[yellow]tuning hasn't settled within {act.most:.0f} s on this machine:[/] paceline tune explain {TUNED}"
         )
 
 
