@@ -7,7 +7,7 @@
 The pods are the real server with a clock instead of a model; its step times have tiles and a knee, so the tuner's linear
 model is wrong about them. Each scenario runs three times, one after the other: tuned, with vLLM's defaults, and with the
 best fixed setting, which a sweep of the twin on the true device finds. Two more have pods that lie, and may change nothing.
-Finished runs are kept in `--resume` (default build/tuner_clock.jsonl). Exit code 1 if a goal is missed.
+Finished runs are kept in `--resume` (default bench/results/tuner_clock.jsonl). Exit code 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def manifest_of(scenario: Scenario, setting: str, device: Path) -> dict[str, Any
     return manifest
 
 
-def todo(options: argparse.Namespace, found: Sequence[Scenario]) -> list[tuple[Scenario, str]]:
-    """Return the runs that aren't done yet."""
-    done = {(r.scenario, r.setting) for r in kept(options.resume)}
+def todo(path: Path, found: Sequence[Scenario], only: str | None = None) -> list[tuple[Scenario, str]]:
+    """Return the runs that aren't done yet, of all scenarios or of one."""
+    done = {(r.scenario, r.setting) for r in kept(path)}
     every = [(s, setting) for s in found for setting in (SETTINGS[:1] if s.lie else SETTINGS)]
-    return [(s, t) for s, t in every if (s.name, t) not in done and options.scenario in (None, s.name)]
+    return [(s, t) for s, t in every if (s.name, t) not in done and only in (None, s.name)]
 
 
 def go(options: argparse.Namespace, runs: Sequence[tuple[Scenario, str]]) -> None:
@@ -75,20 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", type=Path, help="recorded trace for the day's shape")
     parser.add_argument("--label", default="a sine", help="what to call that trace")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no run that wouldn't end within them")
-    parser.add_argument("--resume", type=Path, default=Path("build/tuner_clock.jsonl"))
+    parser.add_argument("--resume", type=Path, default=RESULTS / "tuner_clock.jsonl")
     parser.add_argument("--report", action="store_true", help="run nothing, only write the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     options.resume.parent.mkdir(parents=True, exist_ok=True)
     found = scenarios(options.trace)
-    if (runs := todo(options, found)) and not options.report:
+    if (runs := todo(options.resume, found, options.scenario)) and not options.report:
         go(options, runs)
-    rows, left = kept(options.resume), todo(options, found)
+    rows, left = kept(options.resume), todo(options.resume, found)
     print(f"{len(left)} runs left" if left else "all runs done", file=sys.stderr)
     options.out.mkdir(parents=True, exist_ok=True)
-    text = report(rows, found, options.label)
+    text = report(rows, found, options.label, [f"{s.name} {setting}" for s, setting in left])
     (options.out / "tuner_clock.md").write_text(text, encoding="utf-8")
-    (options.out / "tuner_clock.json").write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
     plots(rows, found, options.out)
     print(text)
     return 1 if missed(rows, found) or left else 0

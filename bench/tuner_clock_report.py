@@ -34,8 +34,8 @@ def missed(rows: Sequence[Run], found: Sequence[Scenario]) -> list[str]:
     return texts
 
 
-def report(rows: Sequence[Run], found: Sequence[Scenario], label: str) -> str:
-    """Return the results as Markdown."""
+def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Sequence[str]) -> str:
+    """Return the results as Markdown; `left` names the runs that weren't made."""
     known = _by_setting(rows)
     lines = [
         "# The tuner on clock pods", "",
@@ -53,6 +53,7 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str) -> str:
         runs = [r for setting in ("tuned", "vllm", "best") if (r := known.get((scenario.name, setting)))]
         lines += [_line(scenario, r, best) for r in runs]
     failures = missed(rows, found)
+    lines += ["", f"Not run yet, so nothing is known of them: {', '.join(left)}."] * bool(left)
     lines += ["", "Goals missed:" if failures else "No goal was missed by these runs.", *(f"- {text}" for text in failures)]
     for scenario in found:
         if (r := known.get((scenario.name, "tuned"))) and r.story:

@@ -4,8 +4,8 @@
     python -m bench.tuner_real --report   # the table of what is done
 
 Three rounds, in each of which a sweep of six fixed settings (vLLM's defaults among them) and a tuned run follow one another,
-so that a slow hour of the machine meets all alike. Finished runs are kept in `--resume` (default build/tuner_real.jsonl).
-Exit code 1 if a goal is missed.
+so that a slow hour of the machine meets all alike. Finished runs are kept in `--resume` (default
+bench/results/tuner_real.jsonl). Exit code 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def report(rows: Sequence[Run]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tuner_real", description="Tune pods of the real engine.")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no run that wouldn't end within them")
-    parser.add_argument("--resume", type=Path, default=Path("build/tuner_real.jsonl"))
+    parser.add_argument("--resume", type=Path, default=RESULTS / "tuner_real.jsonl")
     parser.add_argument("--report", action="store_true", help="run nothing, only write the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -146,7 +146,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     text = report(rows)
     (options.out / "tuner_real.md").write_text(text, encoding="utf-8")
-    (options.out / "tuner_real.json").write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n", encoding="utf-8")
     print(text)
     return 1 if missed(rows) or left else 0
 

@@ -74,7 +74,7 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "",
         f"The generator and the tuner's limits were chosen on services {', '.join(sorted(CHOSEN_ON))} (and on numbers from",
         "1000 on, which aren't part of the fleet). The others were held out: the summary is of them alone.",
-        HELD_OUT,
+        HELD_OUT if any(row.name not in CHOSEN_ON for row in rows) else "None of those has been run.",
         "",
         *_summary([row for row in honest if row.name not in CHOSEN_ON]),
         f"Services that told lies about their steps: {len(liars)}; changes there: {sum(row.changes for row in liars)}.",
