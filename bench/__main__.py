@@ -1,4 +1,8 @@
-"""Runs the benchmarks that fit any machine; each writes its results under bench/results."""
+"""Runs the benchmarks that fit any machine; each writes its results under bench/results.
+
+The others take from minutes to hours, want a quiet machine, or peers to compare with, and are run by name: `python -m
+bench.NAME --help`. Those of the tuner are listed in docs/tuning.md.
+"""
 
 from __future__ import annotations
 
