@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.install:
         install(console, set(options.only))
         return 0
-    record = Record.read(options.out / "cpu.json", fresh=options.fresh)
+    record = Record.read(options.out / "cpu.json", fresh=options.fresh, look=not options.report)
     bench = Bench(options.seed)
     done = options.report or _measure(bench, record, options, console)
     if record.runs:

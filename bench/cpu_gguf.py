@@ -7,11 +7,11 @@ from pathlib import Path
 
 import gguf
 
-REMADE = gguf.GGMLQuantizationType.Q4_1  # the form of the model's matrices; norms and embeddings stay what they are
+F32, MATRICES = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q4_1
 
 
 def convert(source: Path, target: Path, form: str) -> None:
-    """Write `source` to `target` with every `REMADE` tensor as `form`, from its dequantised values."""
+    """Write `source` to `target` with its 4-bit matrices as `form`, from what they stand for; F32 widens all tensors."""
     wanted = gguf.GGMLQuantizationType[form]
     reader = gguf.GGUFReader(source)
     draft = target.with_suffix(".draft")
@@ -23,7 +23,7 @@ def convert(source: Path, target: Path, form: str) -> None:
             writer.add_key_value(name, field.contents(), field.types[0], inner)
     for tensor in reader.tensors:
         kind, data = tensor.tensor_type, tensor.data
-        if kind == REMADE:
+        if kind == MATRICES or wanted == F32:
             kind, data = wanted, gguf.quants.quantize(gguf.quants.dequantize(data, kind), wanted)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
     writer.write_header_to_file()

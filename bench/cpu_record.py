@@ -28,8 +28,8 @@ class Record:
     failed: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, *, fresh: bool) -> Record:
-        """Return what is at `path`; an empty one, with the limits measured, if there is nothing or it is to be `fresh`.
+    def read(cls, path: Path, *, fresh: bool, look: bool) -> Record:
+        """Return what is at `path`, an empty one if there is nothing or it is to be `fresh`; `look` at the limits again.
 
         Raises `SystemExit` for a record of another processor: figures of two machines can't be compared.
         """
@@ -38,7 +38,8 @@ class Record:
         document = json.loads(path.read_text(encoding="utf-8"))
         if document["processor"] != processor():
             raise SystemExit(f"{path} is of another machine ({document['processor']}): give --fresh or another --out")
-        return cls(path, Roofline(**document["roofline"]), [Run(**run) for run in document["runs"]])
+        limits = Roofline(**document["roofline"])
+        return cls(path, limits.best_of(measure()) if look else limits, [Run(**run) for run in document["runs"]])
 
     def expected(self, contestant: str) -> float:
         """Return how many seconds a run of it took at most."""

@@ -21,6 +21,11 @@ class Roofline:
     operations: dict[str, float]
     read: float
 
+    def best_of(self, other: Roofline) -> Roofline:
+        """Return the higher limit of two measurements each: what disturbs one only ever makes it lower."""
+        rates = {name: max(rate, other.operations[name]) for name, rate in self.operations.items()}
+        return Roofline(rates, max(self.read, other.read))
+
     def seconds(self, precision: str, operations: float, bytes_read: float) -> float:
         """Return the least time for so much arithmetic and so many bytes, whichever takes longer."""
         return max(operations / self.operations[precision], bytes_read / self.read)

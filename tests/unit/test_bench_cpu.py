@@ -104,6 +104,11 @@ class TestLimits:
         assert least_prefill("fp32", LIMITS) == pytest.approx(2 * 106e6 * 2048 / 1e11, rel=0.01)
 
 
+def test_the_limits_are_the_best_that_was_seen() -> None:
+    other = Roofline({"fp32": 2e11, "bf16": 1e11, "int8": 9e11}, 1e10)
+    assert LIMITS.best_of(other) == Roofline({"fp32": 2e11, "bf16": 4e11, "int8": 9e11}, 2e10)
+
+
 def test_percentiles() -> None:
     assert percentiles([float(i) for i in range(101)]) == pytest.approx((50.0, 95.0))
 
