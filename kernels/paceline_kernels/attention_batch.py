@@ -156,8 +156,8 @@ class AttentionPlanner:
         """Lay out `spans`; those of one token come first, best by falling context (less padding)."""
         ones = sum(span.num_tokens == 1 for span in spans)
         assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
-        positions = np.concatenate([np.arange(span.start, span.context) for span in spans])
-        slots = np.concatenate([_slots(span, self._block_size) for span in spans])
+        positions = _joined([span.start for span in spans[:ones]], [np.arange(s.start, s.context) for s in spans[ones:]])
+        slots = _joined(_last_slots(spans[:ones], self._block_size), [_slots(s, self._block_size) for s in spans[ones:]])
         starts, tables = _tables(spans, self._block_size)
         if self._native:
             return AttentionBatch(self._ids(positions), self._ids(slots), spans=starts, tables=tables)
@@ -259,14 +259,22 @@ def _tables(spans: Sequence[SequenceSpan], block_size: int) -> tuple[torch.Tenso
     for span in spans:
         rows.append((span.start, span.num_tokens, len(blocks)))
         blocks.extend(span.blocks[: _num_blocks(span.context, block_size)])
-    return torch.tensor(rows, dtype=torch.int32), torch.tensor(blocks, dtype=torch.int32)
+    # through numpy, which reads a list of ints five times as fast as torch does
+    return torch.from_numpy(np.array(rows, dtype=np.int32)), torch.from_numpy(np.array(blocks, dtype=np.int32))
+
+
+def _joined(ones: list[int], chunks: list[np.ndarray]) -> np.ndarray:
+    """Return one number of each decode, then those of the chunks: an array for each decode would cost a microsecond."""
+    return np.concatenate([np.array(ones, dtype=np.int64), *chunks]) if chunks else np.array(ones, dtype=np.int64)
+
+
+def _last_slots(spans: Sequence[SequenceSpan], size: int) -> list[int]:
+    """Return block × size + offset of the only position of each span."""
+    return [span.blocks[span.start // size] * size + span.start % size for span in spans]
 
 
 def _slots(span: SequenceSpan, block_size: int) -> np.ndarray:
     """Return block × block_size + offset of each of the span's positions."""
-    if span.num_tokens == 1:
-        block, offset = divmod(span.start, block_size)
-        return np.array([span.blocks[block] * block_size + offset])
     positions = np.arange(span.start, span.context)
     return np.asarray(span.blocks)[positions // block_size] * block_size + positions % block_size
 

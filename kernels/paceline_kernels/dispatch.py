@@ -13,8 +13,8 @@ import torch
 __all__ = ["KERNELS", "Op", "chosen_by_use", "kernels_in_use", "use_kernels"]
 
 # `auto`: by the device of the tensors; `triton`: the GPU's kernels wherever the tensors are, which on a CPU needs Triton's
-# interpreter (TRITON_INTERPRET=1) and is for tests; `native`: the compiled CPU kernels, which `auto` doesn't choose yet;
-# `torch`: neither, for comparisons and GPUs that Triton doesn't know.
+# interpreter (TRITON_INTERPRET=1) and is for tests; `native`: the compiled CPU kernels, which `auto` takes on a CPU where
+# they are built (`cpu.native`); `torch`: neither, for comparisons and GPUs that Triton doesn't know.
 KERNELS = ("auto", "triton", "native", "torch")
 _kernels: ContextVar[str] = ContextVar("kernels", default="auto")
 

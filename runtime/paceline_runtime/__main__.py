@@ -105,14 +105,14 @@ _FILE = click.Path(path_type=Path)
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
     default="auto",
     show_default=True,
-    help="Type of weights and KV cache; auto: float32 on a CPU, the model's own on a GPU.",
+    help="Type of weights and KV cache; auto: on a CPU weights as the file holds them, the model's own on a GPU.",
 )
 @click.option(
     "--kernels",
     type=click.Choice(["auto", "triton", "native", "torch"]),
     default="auto",
     show_default=True,
-    help="auto: Triton on GPUs, else torch; native: C++, on trial; triton on a CPU needs TRITON_INTERPRET=1, for tests.",
+    help="auto: Triton on GPUs, native C++ on CPUs, torch without them; triton on a CPU is for tests.",
 )
 @click.option(
     "--tensor-parallel-size",

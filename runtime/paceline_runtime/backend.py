@@ -50,11 +50,15 @@ def _model(settings: EngineSettings, knobs: Knobs) -> ModelBackend:
 def _load(settings: EngineSettings, knobs: Knobs, place: Place) -> LoadedModel:
     import torch  # seconds and 200 MB that neither the clock nor the API process needs
 
+    from paceline_kernels.cpu import native
     from paceline_runtime.loader import load_model
 
     assert settings.model is not None, "checked with the flags"
-    torch.set_num_threads(max(1, settings.threads // place.size))
-    return load_model(
+    threads = max(1, settings.threads // place.size)
+    torch.set_num_threads(threads)
+    if _torch_device(settings) == "cpu" and native.is_built():
+        native.start(threads=threads)
+    model = load_model(
         settings.model,
         revision=settings.revision,
         dtype=settings.dtype,
@@ -72,6 +76,9 @@ def _load(settings: EngineSettings, knobs: Knobs, place: Place) -> LoadedModel:
         seed=settings.seed,
         place=place,
     )
+    if model.part.decoder.native:
+        torch.set_num_threads(1)  # the native kernels have their own threads, beside which torch's would spin
+    return model
 
 
 def _torch_device(settings: EngineSettings) -> str:

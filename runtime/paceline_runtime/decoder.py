@@ -23,7 +23,8 @@ from paceline_kernels import (
     silu_mul,
 )
 from paceline_kernels.cpu.layers import LayerParts, LayerShape, NativeLayers
-from paceline_kernels.cpu.packed import PackedLinear
+from paceline_kernels.cpu.native import in_use
+from paceline_kernels.cpu.packed import FLOATS, PackedLinear
 from paceline_runtime.decoder_weights import DecoderLayer, WeightLoader
 from paceline_runtime.embedding_table import make_table
 from paceline_runtime.heap import give_back_heap
@@ -40,8 +41,10 @@ _GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 class Decoder:
     """A decoder of any supported family with its weights on one device, in one dtype.
 
-    `quantization` (see `quantised_linear`) keeps the matrices in fewer bits. As one of several ranks of `group` it is given
-    the `config` and the `weights` of its own part.
+    `quantization` (see `quantised_linear`) keeps the matrices in fewer bits. With `as_stored` the native CPU kernels, where
+    they run, keep each matrix in the form in which it lies in its file, which changes no weight, and if any of them is
+    narrower than float32 then keys and values are kept in float16 (`kv_dtype`). As one of several ranks of `group` it is
+    given the `config` and the `weights` of its own part.
     """
 
     def __init__(
@@ -52,16 +55,21 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         quantization: str | None = None,
+        as_stored: bool = False,
         group: TensorGroup = SOLO,
     ) -> None:
         self.config = config
         self._group = group
         self.dtype = dtype
         self.device = device
-        load = WeightLoader(config, weights, dtype, device, projection_maker(quantization))
-        self._embedding = make_table(load.table(), quantization)
+        native = group.size == 1 and device.type == "cpu" and dtype in FLOATS and in_use()
+        stored = native and as_stored and quantization is None
+        load = WeightLoader(config, weights, dtype, device, projection_maker(quantization), as_stored=stored)
+        packed = native and config.tie_embeddings
+        self._embedding = make_table(load.stored_table() if packed else load.table(), quantization, packed=packed)
         self._layers = tuple(load.layer(index) for index in range(config.num_layers))
         self._norm = load.norm("model.norm")
+        self._wide_norm = self._norm.float().contiguous()
         self._head, extra = (
             self._embedding.tied_head() if config.tie_embeddings else (load.head(head_maker(quantization)), 0)
         )
@@ -71,7 +79,8 @@ class Decoder:
         self._scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
         # rounded as the weights are, which is how the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
-        self._native = self._native_layers() if group.size == 1 and device.type == "cpu" else None
+        self._native = self._native_layers() if native else None
+        self.kv_dtype = torch.float16 if load.narrow and self.native else dtype
         self.weight_bytes = load.nbytes + self._embedding.nbytes + extra
         give_back_heap()
 
@@ -112,8 +121,7 @@ class Decoder:
 
         `token_ids` [T] follow the rows of `batch`; `kv` holds each layer's cache.
         """
-        hidden = self.hidden(token_ids, batch, kv)
-        return self.logits(hidden if rows is None else hidden.index_select(0, rows))
+        return self.logits(self.hidden(token_ids, batch, kv), rows)
 
     @torch.inference_mode()
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -160,8 +168,13 @@ class Decoder:
         return out
 
     @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, vocab] (float32) of hidden states [n, hidden] (before the last norm)."""
-        logits = self._group.gather_vocabulary(self._head(self.normed(hidden)).float())
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits [n, vocab] (float32) of `rows` [n] (None: all) of hidden states [T, hidden] before the last norm."""
+        if self._native is not None and isinstance(self._head, PackedLinear):
+            every = torch.arange(len(hidden)) if rows is None else rows
+            logits = self._head.head(hidden.float(), every, self._wide_norm, self.config.rms_norm_eps)
+        else:
+            picked = hidden if rows is None else hidden.index_select(0, rows)
+            logits = self._group.gather_vocabulary(self._head(self.normed(picked)).float())
         cap = self.config.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from paceline_kernels.triton_ops.quantised_weights import Int4Weight, Int8GroupWeight, StoredMatrix, join_rows, map_rows
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.rope_frequencies import Rotation, rotated_first, rotation_of
-from paceline_runtime.weights import WeightSource
+from paceline_runtime.weights import StoredWeights, WeightSource
 
 __all__ = ["DecoderLayer", "Projection", "Projector", "WeightLoader"]
 
@@ -24,7 +25,8 @@ class Projection(Protocol):
         """Return the product, [T, out], for `x` [T, in]."""
 
 
-Projector = Callable[[torch.Tensor, torch.Tensor | None], Projection]
+_NARROW = frozenset({torch.bfloat16, torch.float16, Int4Weight, Int8GroupWeight})
+Projector = Callable[[StoredMatrix, torch.Tensor | None], Projection]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,10 @@ class DecoderLayer:
 
 
 class WeightLoader:
-    """Loads the parts of a decoder one by one. `nbytes` counts what stays in memory."""
+    """Loads the parts of a decoder one by one. `nbytes` counts what stays in memory.
+
+    With `as_stored` matrices stay as they lie in the files where that is narrower than float32; `narrow` tells if one did.
+    """
 
     def __init__(
         self,
@@ -53,17 +58,25 @@ class WeightLoader:
         dtype: torch.dtype,
         device: torch.device,
         project: Projector,
+        *,
+        as_stored: bool = False,
     ) -> None:
         self._config = config
         self._weights = weights
         self._dtype = dtype
         self._device = device
         self._project = project
+        self._stored = weights if as_stored and isinstance(weights, StoredWeights) else None
         self.nbytes = 0
+        self.narrow = False
 
     def table(self) -> torch.Tensor:
         """Return the embeddings [vocab, hidden]; who keeps them counts them."""
         return self._read("model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden_size))
+
+    def stored_table(self) -> StoredMatrix:
+        """Return the embeddings as `as_stored` says."""
+        return self._matrix("model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden_size))
 
     def norm(self, name: str, size: int | None = None) -> torch.Tensor:
         """Return a norm's weights [size], by default [hidden], as they are multiplied with."""
@@ -96,7 +109,7 @@ class WeightLoader:
     def head(self, project: Projector) -> Projection:
         """Return the projection to the vocabulary, where it isn't the table of embeddings."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._counted(project(self._read("lm_head.weight", shape), None))
+        return self._counted(project(self._joined([self._matrix("lm_head.weight", shape)]), None))
 
     def rotations(self) -> tuple[Rotation, ...]:
         """Return the rotation of each of the model's ropes."""
@@ -106,22 +119,35 @@ class WeightLoader:
     def _qkv(self, attention: str, rotary_dim: int | None) -> Projection:
         config = self._config
         parts = [("q_proj", config.num_heads, rotary_dim), ("k_proj", config.num_kv_heads, rotary_dim)]
-        weights, biases = [], []
+        weights: list[StoredMatrix] = []
+        biases = []
         for name, heads, rotated in [*parts, ("v_proj", config.num_kv_heads, None)]:
             rows = heads * config.head_dim
-            weights.append(_in_order(self._read(f"{attention}{name}.weight", (rows, config.hidden_size)), heads, rotated))
+            weight = self._matrix(f"{attention}{name}.weight", (rows, config.hidden_size))
+            weights.append(_matrix_in_order(weight, heads, rotated))
             if config.attention_bias:
                 biases.append(_in_order(self._read(f"{attention}{name}.bias", (rows,)), heads, rotated))
-        return self._counted(self._project(torch.cat(weights), torch.cat(biases) if biases else None))
+        return self._counted(self._project(self._joined(weights), torch.cat(biases) if biases else None))
 
     def _head_norm(self, name: str, rotary_dim: int | None) -> torch.Tensor | None:
         return _in_order(self.norm(name, self._config.head_dim), 1, rotary_dim) if self._config.qk_norm else None
 
     def _linear(self, parts: list[tuple[str, int]], inputs: int, *, bias: bool) -> Projection:
         """Return one projection made of `parts` (name, outputs) side by side."""
-        weight = torch.cat([self._read(f"{name}.weight", (outputs, inputs)) for name, outputs in parts])
+        weight = self._joined([self._matrix(f"{name}.weight", (outputs, inputs)) for name, outputs in parts])
         joined = torch.cat([self._read(f"{name}.bias", (outputs,)) for name, outputs in parts]) if bias else None
         return self._counted(self._project(weight, joined))
+
+    def _matrix(self, name: str, shape: tuple[int, ...]) -> StoredMatrix:
+        return self._read(name, shape) if self._stored is None else self._stored.stored(name, shape)
+
+    def _joined(self, parts: Sequence[StoredMatrix]) -> StoredMatrix:
+        """Return matrices side by side: as they are stored if all lie in one narrow form, else in the model's dtype."""
+        if self._stored is not None and len({_form(part) for part in parts}) == 1 and _form(parts[0]) in _NARROW:
+            self.narrow = True
+            return join_rows(parts)
+        whole = [part if isinstance(part, torch.Tensor) else part.dequantise() for part in parts]
+        return torch.cat([part.to(self._device, self._dtype) for part in whole])
 
     def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.tensor(name, shape).to(self._device, self._dtype)
@@ -135,5 +161,13 @@ class WeightLoader:
         return projection
 
 
+def _form(weight: StoredMatrix) -> object:
+    return weight.dtype if isinstance(weight, torch.Tensor) else type(weight)
+
+
 def _in_order(rows: torch.Tensor, heads: int, rotary_dim: int | None) -> torch.Tensor:
     return rows if rotary_dim is None else rotated_first(rows, heads, rotary_dim)
+
+
+def _matrix_in_order(weight: StoredMatrix, heads: int, rotary_dim: int | None) -> StoredMatrix:
+    return map_rows(weight, lambda rows: _in_order(rows, heads, rotary_dim))

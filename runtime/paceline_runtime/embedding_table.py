@@ -1,4 +1,4 @@
-"""The table of embeddings, which a tied head multiplies with too: in the model's dtype, or in 8 bits."""
+"""The table of embeddings, which a tied head multiplies with too: in the model's dtype, as stored, or in 8 bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Protocol
 
 import torch
 
-from paceline_kernels.cpu.packed import PackedLinear
+from paceline_kernels import Linear
+from paceline_kernels.cpu.packed import AnyWeight, PackedLinear
 from paceline_kernels.triton_ops.quantised_weights import quantise_rows
 from paceline_runtime.decoder_weights import Projection
 from paceline_runtime.parallel_group import TensorGroup
-from paceline_runtime.quantised_linear import plain, row_scaled
+from paceline_runtime.quantised_linear import QuantisedLinear
 
 __all__ = ["EmbeddingTable", "make_table"]
 
@@ -27,9 +28,16 @@ class EmbeddingTable(Protocol):
         """Return the product with the table, and the bytes that it keeps beside the table."""
 
 
-def make_table(weight: torch.Tensor, quantization: str | None) -> EmbeddingTable:
-    """Return the table of `weight` [vocab, hidden]. int8 and int4 keep it in 8 bits: 4 would cost more than they save."""
-    return _ScaledTable(weight) if quantization in ("int8", "int4") else _PlainTable(weight)
+def make_table(weight: AnyWeight, quantization: str | None, *, packed: bool = False) -> EmbeddingTable:
+    """Return the table of `weight` [vocab, hidden]. int8 and int4 keep it in 8 bits: 4 would cost more than they save.
+
+    With `packed` it is packed for the native CPU kernels, which multiply with it and read rows from it.
+    """
+    narrow = quantization in ("int8", "int4")
+    if packed:
+        return _PackedTable(quantise_rows(weight, torch.int8) if narrow and isinstance(weight, torch.Tensor) else weight)
+    assert isinstance(weight, torch.Tensor), "only packed tables are kept as they are stored"
+    return _ScaledTable(weight) if narrow else _PlainTable(weight)
 
 
 class _PlainTable:
@@ -42,8 +50,8 @@ class _PlainTable:
 
     def tied_head(self) -> tuple[Projection, int]:
         """A head that is packed is a copy, one that isn't is the table itself."""
-        head = plain(self._weight)
-        return head, head.nbytes if isinstance(head, PackedLinear) or head.packed else 0
+        head = Linear(self._weight)
+        return head, head.nbytes if head.packed else 0
 
 
 class _ScaledTable:
@@ -57,5 +65,19 @@ class _ScaledTable:
         return rows.mul_(group.embed(token_ids, self._weight.scales[:, None]).to(self._dtype))
 
     def tied_head(self) -> tuple[Projection, int]:
-        head = row_scaled(self._weight)
-        return head, head.nbytes if isinstance(head, PackedLinear) else 0
+        return QuantisedLinear(self._weight), 0
+
+
+class _PackedTable:
+    """One packed weight for both; for a process alone."""
+
+    def __init__(self, weight: AnyWeight) -> None:
+        self._head = PackedLinear(weight)
+        self.nbytes = self._head.nbytes
+
+    def embed(self, token_ids: torch.Tensor, group: TensorGroup) -> torch.Tensor:
+        assert group.size == 1, "a packed table isn't cut"
+        return self._head.rows(token_ids)
+
+    def tied_head(self) -> tuple[Projection, int]:
+        return self._head, 0

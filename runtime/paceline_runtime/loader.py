@@ -23,7 +23,7 @@ from paceline_runtime.open_model import open_model, quantization_at_load
 from paceline_runtime.parallel_follower import CpuFollower, Follower, GpuFollower
 from paceline_runtime.parallel_group import TensorGroup
 from paceline_runtime.parallel_place import ALONE, Place
-from paceline_runtime.pool_sizes import PoolSizes, budget_for, chosen_kernels, process_bytes, weights_advice
+from paceline_runtime.pool_sizes import PoolSizes, budget_for, chosen_kernels, process_bytes, report_kernels, weights_advice
 from paceline_runtime.quantised_linear import check_supported
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the model at `uri` and give it a KV pool.
 
-    `dtype` `auto` is float32 on a CPU and bfloat16 elsewhere. `quantization` `int8`, `int4` or `fp8` is made while loading
+    `dtype` `auto` is bfloat16 on a GPU; on a CPU it computes in float32, and the native kernels keep weights in the form in
+    which the files hold them. `quantization` `int8`, `int4` or `fp8` is made while loading
     (see `quantised_linear`), any other says which one the files must hold (`gguf` or a GGUF type such as `Q4_1`). `kernels`
     is one of `paceline_kernels.KERNELS`. `max_model_len` None is what the model was trained for. `gpu_memory_utilization`
     (vLLM's meaning) wins over `kv_memory_fraction`; `num_blocks` over both. `load_format` `dummy` takes random weights drawn
@@ -131,15 +132,24 @@ def load_model(
     part, weights, group = place.cut(config, weights)
     number_type = _dtype(dtype, target)
     with weights_advice(target), use_kernels(kernels):
-        decoder = Decoder(part, weights, dtype=number_type, device=target, quantization=narrowed, group=group)
+        decoder = Decoder(
+            part,
+            weights,
+            dtype=number_type,
+            device=target,
+            quantization=narrowed,
+            as_stored=dtype == "auto",
+            group=group,
+        )
+        report_kernels(decoder, kernels)
     sizes = PoolSizes(
         block_size=block_size,
-        block_bytes=block_bytes(part, block_size, number_type),
+        block_bytes=block_bytes(part, block_size, decoder.kv_dtype),
         max_seqs=max_num_seqs_limit,
         max_tokens=max_num_batched_tokens,
         max_len=length,
     )
-    kv = KvPool(part, 1, block_size, number_type, target)
+    kv = KvPool(part, 1, block_size, decoder.kv_dtype, target)
     executor = _paged_executor(decoder, kv, sizes) if paged else None
     budget = budget_for(decoder, executor, sizes, base, ranks=place.size)
     budget = budget.with_free(group.least(budget.free))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline_kernels import KERNELS, MASK_ROWS, MAX_GROUP_SLOTS
-from paceline_kernels.cpu.native import is_built
+from paceline_kernels.cpu import native
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.gpu_device import device_for
 from paceline_runtime.gpu_memory import measure_gpu, memory_advice
@@ -24,7 +24,7 @@ from paceline_runtime.model_errors import UnsupportedModel
 if TYPE_CHECKING:
     from paceline_runtime.gpu_executor import PagedExecutor
 
-__all__ = ["PoolSizes", "budget_for", "chosen_kernels", "process_bytes", "weights_advice"]
+__all__ = ["PoolSizes", "budget_for", "chosen_kernels", "process_bytes", "report_kernels", "weights_advice"]
 
 _log = logging.getLogger(__name__)
 # The API process beside the engine lives in the same container: tokenizer, web server, templates.
@@ -61,13 +61,31 @@ def chosen_kernels(asked: str, device_type: str) -> str:
     there = importlib.util.find_spec("triton") is not None
     if asked == "triton" and not there:
         raise UnsupportedModel("--kernels triton needs the package triton")
-    if asked == "native" and (device_type != "cpu" or not is_built()):
+    if asked == "native" and (device_type != "cpu" or not native.is_built()):
         raise UnsupportedModel("--kernels native needs a CPU and `python -m paceline_kernels.cpu.build`, run once")
     if asked == "triton" and device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedModel("--kernels triton on a CPU needs Triton's interpreter (TRITON_INTERPRET=1), for tests")
     if asked == "auto" and device_type == "cuda" and not there:
         _log.warning("the package triton is missing: torch's kernels are used, which are many times slower")
     return "triton" if asked == "triton" or (asked == "auto" and device_type == "cuda" and there) else "torch"
+
+
+def report_kernels(decoder: Decoder, asked: str) -> None:
+    """Log which kernels a CPU's steps run in, and why; where they are torch's without need, what that costs."""
+    if decoder.device.type != "cpu" or asked == "triton":
+        return
+    if decoder.native:
+        kernels, threads = native.running()
+        _log.info("kernels: native C++ (%s, the best that this CPU has), %d threads", kernels, threads)
+    elif asked == "torch":
+        _log.info("kernels: torch's, as asked for")
+    elif not native.is_built():
+        _log.warning(
+            "kernels: torch's, since the native ones aren't built: steps take 1.5 to 6 times as long, and weights get wider "
+            "than in the file; with a C++ compiler, `python -m paceline_kernels.cpu.build` builds them once"
+        )
+    else:
+        _log.warning("kernels: torch's, since the native ones can't do this model (tensor parallelism, or float64)")
 
 
 def weights_advice(device: torch.device) -> AbstractContextManager[None]:

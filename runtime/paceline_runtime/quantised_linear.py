@@ -8,8 +8,8 @@
 
 On a GPU the products run in Triton, widened in registers. On a CPU a piece of the weight is widened into a scratch that
 stays in the cache, multiplied, and the next piece takes its place: slower than whole weights in a small batch, but the
-memory is what the table says. The native CPU kernels (`paceline_kernels.cpu`), where they are chosen, multiply int8 weights
-with activations of 16 bits and widen nothing.
+memory is what the table says. The native CPU kernels (`paceline_kernels.cpu`), where they are built, multiply narrow weights
+with activations of 16 bits instead and widen nothing for a small batch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ import torch
 from torch.nn.functional import linear
 
 from paceline_kernels import Linear, kernels_in_use
-from paceline_kernels.cpu.native import native_name
-from paceline_kernels.cpu.packed import FLOATS, PackedLinear
-from paceline_kernels.triton_ops.quantised_weights import Int4Weight, RowScaledWeight, quantise_int4, quantise_rows
+from paceline_kernels.cpu.native import in_use
+from paceline_kernels.cpu.packed import AnyWeight, PackedLinear, packs
+from paceline_kernels.triton_ops.quantised_weights import (
+    Int4Weight,
+    Int8GroupWeight,
+    RowScaledWeight,
+    quantise_int4,
+    quantise_rows,
+)
 from paceline_runtime.decoder_weights import Projection, Projector
 from paceline_runtime.model_errors import UnsupportedModel
 
-__all__ = ["QUANTIZATIONS", "QuantisedLinear", "check_supported", "head_maker", "plain", "projection_maker", "row_scaled"]
+__all__ = ["QUANTIZATIONS", "QuantisedLinear", "check_supported", "head_maker", "plain", "projection_maker"]
 
 QUANTIZATIONS = ("int8", "int4", "fp8")
 _GROUP = 32
@@ -95,34 +101,38 @@ def check_supported(quantization: str | None, device: torch.device) -> None:
         )
 
 
-def plain(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear | PackedLinear:
-    """Return the product with a whole weight [out, in] where it lives: by the native CPU kernels if they are in use."""
-    if weight.device.type == "cpu" and weight.dtype in FLOATS and native_name() is not None:
-        return PackedLinear(weight, bias)
-    return Linear(weight, bias)
+def plain(weight: AnyWeight, bias: torch.Tensor | None = None) -> Projection:
+    """Return the product with a weight as it is, where it lives: by the native CPU kernels if they are in use."""
+    if isinstance(weight, torch.Tensor):
+        return PackedLinear(weight, bias) if _goes_native(weight) else Linear(weight, bias)
+    assert not isinstance(weight, Int8GroupWeight) or _goes_native(weight), "kept as stored for the native kernels alone"
+    return PackedLinear(weight, bias) if _goes_native(weight) else QuantisedLinear(weight, bias)
 
 
-def row_scaled(weight: RowScaledWeight, bias: torch.Tensor | None = None) -> QuantisedLinear | PackedLinear:
-    """Return the product with a weight in 8 bits with a scale per output, as `plain` does."""
-    if weight.values.device.type == "cpu" and weight.values.dtype == torch.int8 and native_name() is not None:
-        return PackedLinear(weight, bias)
-    return QuantisedLinear(weight, bias)
+def _goes_native(weight: AnyWeight) -> bool:
+    where = weight.device if isinstance(weight, torch.Tensor) else weight.values.device
+    return where.type == "cpu" and packs(weight) and in_use()
 
 
-def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
-    return row_scaled(quantise_rows(weight, torch.int8), bias)
+def _int8(weight: AnyWeight, bias: torch.Tensor | None) -> Projection:
+    return plain(quantise_rows(_whole(weight), torch.int8), bias)
 
 
-def _int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
-    if weight.shape[1] % _GROUP:
-        raise UnsupportedModel(f"quantization 'int4' needs widths that are multiples of {_GROUP}, not {weight.shape[1]}")
-    exact = quantise_int4(weight, _GROUP)
+def _int4(weight: AnyWeight, bias: torch.Tensor | None) -> Projection:
+    whole = _whole(weight)
+    if whole.shape[1] % _GROUP:
+        raise UnsupportedModel(f"quantization 'int4' needs widths that are multiples of {_GROUP}, not {whole.shape[1]}")
+    exact = quantise_int4(whole, _GROUP)
     # 16 bits each for scale and minimum: with them a weight takes 5 bits
-    return QuantisedLinear(Int4Weight(exact.values, exact.scales.half(), exact.minimums.half()), bias)
+    return plain(Int4Weight(exact.values, exact.scales.half(), exact.minimums.half()), bias)
 
 
-def _fp8(weight: torch.Tensor, bias: torch.Tensor | None) -> Projection:
-    return QuantisedLinear(quantise_rows(weight, torch.float8_e4m3fn), bias)
+def _fp8(weight: AnyWeight, bias: torch.Tensor | None) -> Projection:
+    return QuantisedLinear(quantise_rows(_whole(weight), torch.float8_e4m3fn), bias)
+
+
+def _whole(weight: AnyWeight) -> torch.Tensor:
+    return weight if isinstance(weight, torch.Tensor) else weight.dequantise()
 
 
 def _triton_product(x: torch.Tensor, weight: RowScaledWeight | Int4Weight, bias: torch.Tensor | None) -> torch.Tensor:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline_kernels.triton_ops.quantised_weights import StoredMatrix
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, ModelNotFound
 from paceline_runtime.model_json import read_json, shard_names
 
-__all__ = ["RandomWeights", "SafetensorsWeights", "SplitWeights", "WeightSource", "check_shape"]
+__all__ = [
+    "RandomWeights",
+    "SafetensorsWeights",
+    "SplitWeights",
+    "StoredWeights",
+    "WeightSource",
+    "check_shape",
+]
 
 
 class WeightSource(Protocol):
@@ -20,6 +28,14 @@ class WeightSource(Protocol):
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor on the CPU in its stored dtype. Raises `ModelFormatError` if it is absent or misshapen."""
+
+
+@runtime_checkable
+class StoredWeights(WeightSource, Protocol):
+    """A source that also gives matrices as they lie in its files, in fewer bits than float32 where that is how they lie."""
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredMatrix:
+        """Return the matrix, as `tensor` does where the stored form is none of `StoredMatrix`."""
 
 
 class SafetensorsWeights:
@@ -37,6 +53,8 @@ class SafetensorsWeights:
         tensor: torch.Tensor = file.get_tensor(name)
         check_shape(name, tuple(tensor.shape), shape)
         return tensor
+
+    stored = tensor
 
 
 class SplitWeights:

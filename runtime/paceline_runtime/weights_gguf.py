@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline_kernels.triton_ops.quantised_weights import Int4Weight, Int8GroupWeight, StoredMatrix, map_rows
 from paceline_runtime.gguf_file import GgufFile, GgufTensor
 from paceline_runtime.model_config import ModelConfig
 from paceline_runtime.model_errors import ModelFormatError, UnsupportedModel
@@ -18,6 +19,7 @@ __all__ = ["GgufWeights", "check_quantization"]
 
 # llama.cpp's converter reorders the rotated rows of these; for all others it keeps Hugging Face's order
 _PERMUTED = frozenset({"llama", "smollm3"})
+_HALVES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class GgufWeights:
@@ -31,14 +33,26 @@ class GgufWeights:
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return one tensor, dequantised."""
+        tensor = torch.from_numpy(self._dequantise(self._find(name, shape))).view(shape)
+        heads = self._rotated_heads(name)
+        return _unpermute(tensor, heads) if heads else tensor
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredMatrix:
+        """Return one matrix: in Q4_0's, Q4_1's and Q8_0's groups of 32 as it is, else as `tensor` does."""
+        kind, raw = self._raw(self._find(name, shape))
+        weight = _as_it_is(kind, raw)
+        if weight is None:
+            return self.tensor(name, shape)
+        heads = self._rotated_heads(name)
+        return map_rows(weight, lambda rows: _unpermute(rows, heads)) if heads else weight
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
         stored_name = self._names.get_name(name, (".weight", ".bias")) or name
         stored = self._file.tensors.get(stored_name)
         if stored is None:
             raise ModelFormatError(f"{self._file.path}: the weights lack the tensor {stored_name}")
         check_shape(stored.name, stored.shape, shape)
-        tensor = torch.from_numpy(self._dequantise(stored)).view(shape)
-        heads = self._rotated_heads(name)
-        return _unpermute(tensor, heads) if heads else tensor
+        return stored
 
     def _rotated_heads(self, name: str) -> int:
         """Return of how many heads the rows are reordered, 0 if they aren't."""
@@ -82,6 +96,27 @@ def check_quantization(file: GgufFile, wanted: str | None) -> None:
     found = sorted({names.get(tensor.type_id, str(tensor.type_id)) for tensor in file.tensors.values()})
     if wanted.upper() not in found:
         raise UnsupportedModel(f"{file.path} isn't quantised as {wanted!r}: its tensors are {', '.join(found)}")
+
+
+def _as_it_is(kind: gguf.GGMLQuantizationType, raw: npt.NDArray[np.uint8]) -> StoredMatrix | None:
+    """Return a matrix of 16 bits or in groups of 32 from its bytes [rows, bytes of a row], None for another type.
+
+    A group's block is its float16 scale, Q4_1's float16 minimum, then the numbers.
+    """
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    data = torch.from_numpy(raw.copy())  # the file must not stay open for the weights' sake
+    if kind.name in _HALVES:
+        return data.view(_HALVES[kind.name])
+    if kind.name not in ("Q8_0", "Q4_1", "Q4_0"):
+        return None
+    blocks = data.unflatten(1, (-1, size))
+    scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
+    if kind.name == "Q8_0":
+        return Int8GroupWeight(blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scales)
+    if kind.name == "Q4_1":
+        return Int4Weight(blocks[..., 4:].flatten(1), scales, blocks[..., 2:4].contiguous().view(torch.float16)[..., 0])
+    minimums = scales * -8  # its numbers count from -8
+    return Int4Weight(blocks[..., 2:].flatten(1), scales, minimums) if minimums.isfinite().all() else None
 
 
 def _architecture(name: str) -> gguf.MODEL_ARCH:

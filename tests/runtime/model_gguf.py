@@ -24,8 +24,18 @@ ARCHITECTURES = {
 }
 
 
-def save_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", *, architecture: str | None = None, **tokenizer) -> str:
+def save_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    kind: str = "F32",
+    others: dict[str, str] | None = None,
+    *,
+    architecture: str | None = None,
+    **tokenizer,
+) -> str:
     """Write a model with its matrices as `kind` and its vectors in float32; return its URI.
+
+    `others` are kinds of matrices by a part of their names.
 
     `tokenizer` holds GGUF's tokenizer keys without their prefix (`model`, `tokens`, …).
     """
@@ -41,9 +51,9 @@ def save_gguf(model: PreTrainedModel, path: Path, kind: str = "F32", *, architec
         _write_value(writer, f"tokenizer.ggml.{key}", value)
     for name, tensor in model.state_dict().items():
         if not (name == "lm_head.weight" and model.config.tie_word_embeddings):
-            add_tensor(
-                writer, stored_name(architecture, name), _stored(model.config, architecture, name, tensor.numpy()), kind
-            )
+            stored = stored_name(architecture, name)
+            its_kind = next((other for part, other in (others or {}).items() if part in stored), kind)
+            add_tensor(writer, stored, _stored(model.config, architecture, name, tensor.numpy()), its_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -4,6 +4,8 @@ import model_harness as harness
 import pytest
 import torch
 
+from paceline_kernels import use_kernels
+from paceline_kernels.cpu import native
 from paceline_kernels.triton_ops.quantised_weights import Int4Weight, quantise_int4, quantise_rows
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.embedding_table import make_table
@@ -95,8 +97,16 @@ def decoder_of(uri, quantization):
     return Decoder(config, weights, dtype=torch.float32, device=CPU, quantization=quantization_at_load(quantization))
 
 
-@pytest.mark.parametrize(("quantization", "share", "error"), [("int8", 0.26, 0.05), ("int4", 0.17, 0.5)])
-def test_a_model_takes_less_memory_and_says_nearly_the_same(folder, quantization, share, error):
+@pytest.fixture(params=["torch", "native"])
+def kernels(request):
+    if request.param == "native" and not native.is_built():
+        pytest.skip("python -m paceline_kernels.cpu.build comes first")
+    with use_kernels(request.param):
+        yield request.param
+
+
+@pytest.mark.parametrize(("quantization", "share", "error"), [("int8", 0.27, 0.05), ("int4", 0.18, 0.5)])
+def test_a_model_takes_less_memory_and_says_nearly_the_same(folder, quantization, share, error, kernels):
     uri, model = folder
     whole = sum(parameter.nbytes for parameter in model.parameters())
     assert decoder_of(uri, quantization).weight_bytes < share * whole
@@ -104,13 +114,15 @@ def test_a_model_takes_less_memory_and_says_nearly_the_same(folder, quantization
     ours = harness.logits_of(uri, tokens, [50, 1, 39], quantization=quantization)
     exact = harness.reference_logits(model, tokens)
     assert (ours - exact).square().mean().sqrt() < error * exact.std()
-    # and exactly what the rounded weights say
-    assert (ours - harness.reference_logits(rounded(model, quantization), tokens)).abs().max() < 1e-4
+    # and exactly what the rounded weights say; the native kernels' activations have 13 to 15 bits
+    bound = 1e-4 if kernels == "torch" else 1e-3
+    assert (ours - harness.reference_logits(rounded(model, quantization), tokens)).abs().max() < bound
 
 
-def test_an_untied_head_keeps_8_bits():
+def test_an_untied_head_keeps_8_bits(kernels):
     weight = random(64, 64)
-    assert head_maker("int4")(weight, None).nbytes == 64 * 64 + 64 * 4
+    sums = 64 * 4 if kernels == "native" else 0  # of each output's numbers
+    assert head_maker("int4")(weight, None).nbytes == 64 * 64 + 64 * 4 + sums
     assert head_maker("fp8")(weight, None).nbytes == 64 * 64 * 4
     assert projection_maker("int4")(weight, None).nbytes == 64 * 32 + 64 * 2 * 4
 

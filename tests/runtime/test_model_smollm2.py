@@ -53,7 +53,7 @@ def reference_model():
 
 @pytest.fixture(scope="module")
 def model():
-    model = load_model(harness.SMOLLM2, max_model_len=512, block_size=4, num_blocks=200)
+    model = load_model(harness.SMOLLM2, dtype="float32", max_model_len=512, block_size=4, num_blocks=200)
     yield model
     model.runner.close()
 

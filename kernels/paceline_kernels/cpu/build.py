@@ -28,9 +28,9 @@ _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx
 _X86 = {
     "kernels_avx2.cpp": _AVX2,
     "kernels_avx512.cpp": _AVX512,
-    "kernels_amx.cpp": (*_AVX512, "-mamx-tile", "-mamx-int8"),
+    "kernels_amx.cpp": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
 }
-_COMMON = ("kernels_generic.cpp", "features.cpp", "team.cpp", "step.cpp", "bindings.cpp")
+_COMMON = ("kernels_generic.cpp", "features.cpp", "team.cpp", "step.cpp", "unpack_row.cpp", "bindings.cpp")
 
 
 class BuildError(RuntimeError):

@@ -9,7 +9,7 @@ import torch
 from paceline_kernels.cpu.build import library_path
 from paceline_kernels.dispatch import chosen_by_use
 
-__all__ = ["CPU_KERNELS", "is_built", "native_name", "start"]
+__all__ = ["CPU_KERNELS", "in_use", "is_built", "running", "start"]
 
 # From the widest instruction set to plain C++; `auto` takes the first that the CPU has.
 CPU_KERNELS = ("amx", "avx512", "avx2", "generic")
@@ -18,6 +18,11 @@ CPU_KERNELS = ("amx", "avx512", "avx2", "generic")
 def is_built() -> bool:
     """Tell whether the library for these sources and this torch is there. Nothing is compiled here."""
     return _load()
+
+
+def in_use() -> bool:
+    """Tell whether what is made here for a CPU is to run in the native kernels: by `use_kernels`, if they are built."""
+    return chosen_by_use() in ("auto", "native") and is_built()
 
 
 def start(kernels: str = "auto", threads: int | None = None) -> str:
@@ -30,9 +35,11 @@ def start(kernels: str = "auto", threads: int | None = None) -> str:
     return name
 
 
-def native_name() -> str | None:
-    """Start the kernels and return their name if `use_kernels` chose `native`; None where torch's are to be used."""
-    return start() if chosen_by_use() == "native" else None
+def running() -> tuple[str, int]:
+    """Return the name of the kernels in use and their number of threads."""
+    assert is_built(), "python -m paceline_kernels.cpu.build comes first"
+    name, threads = torch.ops.paceline_cpu.running()
+    return name, threads
 
 
 @functools.cache
@@ -41,4 +48,5 @@ def _load() -> bool:
     if not path.exists():
         return False
     torch.ops.load_library(str(path))
+    torch.ops.paceline_cpu.start("auto", torch.get_num_threads())
     return True

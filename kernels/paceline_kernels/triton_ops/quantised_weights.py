@@ -1,10 +1,20 @@
 """Weights in 8 and 4 bits: what is stored, and how it is made from a float weight. Plain torch."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 
-__all__ = ["Int4Weight", "RowScaledWeight", "quantise_int4", "quantise_rows"]
+__all__ = [
+    "Int4Weight",
+    "Int8GroupWeight",
+    "RowScaledWeight",
+    "StoredMatrix",
+    "join_rows",
+    "map_rows",
+    "quantise_int4",
+    "quantise_rows",
+]
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
@@ -44,6 +54,37 @@ class Int4Weight:
         packed = self.values.unflatten(1, (-1, self.group // 2))
         numbers = torch.cat((packed & 15, packed >> 4), -1).float()
         return (numbers * self.scales.float()[..., None] + self.minimums.float()[..., None]).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8GroupWeight:
+    """A weight [N, K] is `values` [N, K] int8 times `scales` [N, K / group] float16, as in GGUF's Q8_0 with groups of 32."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    def dequantise(self) -> torch.Tensor:
+        """Return the weight [N, K] in float32."""
+        grouped = self.values.unflatten(1, (self.scales.shape[1], -1)).float()
+        return (grouped * self.scales.float()[..., None]).flatten(1)
+
+
+StoredMatrix = torch.Tensor | Int4Weight | Int8GroupWeight
+
+
+def map_rows(weight: StoredMatrix, change: Callable[[torch.Tensor], torch.Tensor]) -> StoredMatrix:
+    """Return `weight` with its rows changed by what reorders or picks rows of a tensor [N, …]."""
+    if isinstance(weight, torch.Tensor):
+        return change(weight)
+    return type(weight)(*(change(getattr(weight, part.name)) for part in fields(weight)))
+
+
+def join_rows(weights: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Return the rows of all `weights`, which are of one type, one after the other."""
+    first = weights[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
+    return type(first)(*(torch.cat([getattr(weight, part.name) for weight in weights]) for part in fields(first)))
 
 
 def quantise_rows(weight: torch.Tensor, dtype: torch.dtype) -> RowScaledWeight:

@@ -25,7 +25,7 @@ bool has_amx() {
 #if defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const bool tiles = (d >> 24 & 1) && (d >> 25 & 1);
+  const bool tiles = (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1);  // bfloat16, tiles, int8
   return tiles && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 #else
   return false;

@@ -1,7 +1,7 @@
-// Products of float rows with panels of float32, bfloat16 or float16 weights, widened in registers; sums in float32.
+// Products of float rows with panels of weights, in float32.
 #pragma once
 
-#include "simd.h"
+#include "widen.h"
 
 namespace paceline {
 namespace {
@@ -12,21 +12,32 @@ constexpr int kRows = kBytes == 64 ? 12 : kBytes == 32 ? 3 : 1;
 // Terms of a sum that are added one after another; such parts are then added: a float32 sum's error grows with its length.
 constexpr int kTerms = 128;
 
-// out[r, c] (+)= Σ x[r, i] · panel[i, c] for `R` rows and `cols` ≤ 32 columns.
-template <int R, bool Add, class W>
-void float_block(const float* x, int64_t ldx, const W* w, int k, const float* bias, float* out, int64_t ldo, int cols) {
+// The operands of Σ x[r · ldx + i · step] · w[i · ldw + c]; `step` is the template's.
+template <class W>
+struct Operands {
+  const float* x;
+  int64_t ldx;
+  const W* w;
+  int64_t ldw;
+  int k;
+};
+
+// out[r, c] (+)= Σ x[r, i] · w[i, c] for `R` rows and `cols` ≤ 32 columns.
+template <int R, bool Add, int Step, class W>
+void float_block(const Operands<W>& o, const float* bias, float* out, int64_t ldo, int cols) {
   vf sums[R][kVectors] = {};
-  for (int from = 0; from < k; from += kTerms) {
-    const int to = k - from < kTerms ? k : from + kTerms;
+  const W* w = o.w;
+  for (int from = 0; from < o.k; from += kTerms) {
+    const int to = o.k - from < kTerms ? o.k : from + kTerms;
     vf acc[R][kVectors] = {};
-    for (int i = from; i < to; ++i, w += kFloatPanel) {
+    for (int i = from; i < to; ++i, w += o.ldw) {
       vf column[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) column[v] = load(w + v * kLanes);
 #pragma GCC unroll 12
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] += column[v] * x[r * ldx + i];
+        for (int v = 0; v < kVectors; ++v) acc[r][v] += column[v] * o.x[r * o.ldx + i * Step];
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
@@ -45,29 +56,32 @@ void float_block(const float* x, int64_t ldx, const W* w, int k, const float* bi
   }
 }
 
-template <int R, bool Add, class W>
-void float_rows(const float* x, int64_t ldx, const W* w, int k, const float* bias, float* out, int64_t ldo, int cols, int m) {
-  for (; m >= R; m -= R, x += R * ldx, out += R * ldo) float_block<R, Add>(x, ldx, w, k, bias, out, ldo, cols);
+template <int R, bool Add, int Step, class W>
+void float_rows(Operands<W> o, const float* bias, float* out, int64_t ldo, int cols, int m) {
+  for (; m >= R; m -= R, o.x += R * o.ldx, out += R * ldo) float_block<R, Add, Step>(o, bias, out, ldo, cols);
   if constexpr (R > 1) {
-    if (m > 0) float_rows<(R > 4 ? R - 4 : R - 1), Add>(x, ldx, w, k, bias, out, ldo, cols, m);
+    if (m > 0) float_rows<(R > 4 ? R - 4 : R - 1), Add, Step>(o, bias, out, ldo, cols, m);
   }
 }
 
 template <class W>
-void float_panels(const Matrix& w, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo) {
-  for (int panel = first; panel < last; ++panel) {
-    const int column = panel * kFloatPanel;
-    const W* data = static_cast<const W*>(w.data) + static_cast<int64_t>(column) * w.k;
-    const int cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
-    const float* bias = w.bias == nullptr ? nullptr : w.bias + column;
-    float_rows<kRows, false>(x, ldx, data, w.k, bias, out + column, ldo, cols, m);
-  }
+void float_panel(const Matrix& w, const W* data, int panel, const float* x, int64_t ldx, int m, float* out, int64_t ldo) {
+  const int column = panel * kFloatPanel, cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
+  const float* bias = w.bias == nullptr ? nullptr : w.bias + column;
+  float_rows<kRows, false, 1>(Operands<W>{x, ldx, data, kFloatPanel, w.k}, bias, out + column, ldo, cols, m);
 }
 
-void gemm(const Matrix& w, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo) {
-  if (w.kind == Kind::f32) float_panels<float>(w, x, ldx, m, first, last, out, ldo);
-  if (w.kind == Kind::bf16) float_panels<bf16>(w, x, ldx, m, first, last, out, ldo);
-  if (w.kind == Kind::f16) float_panels<f16>(w, x, ldx, m, first, last, out, ldo);
+void gemm(const Matrix& w, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo, float* scratch) {
+  for (int panel = first; panel < last; ++panel) {
+    const int64_t at = static_cast<int64_t>(panel) * kFloatPanel * w.k;
+    if (w.kind == Kind::f32) float_panel(w, static_cast<const float*>(w.data) + at, panel, x, ldx, m, out, ldo);
+    else if (w.kind == Kind::bf16 && m <= kRows) float_panel(w, static_cast<const bf16*>(w.data) + at, panel, x, ldx, m, out, ldo);
+    else if (w.kind == Kind::f16 && m <= kRows) float_panel(w, static_cast<const f16*>(w.data) + at, panel, x, ldx, m, out, ldo);
+    else {
+      widen(w, panel, 0, w.k, scratch);
+      float_panel(w, static_cast<const float*>(scratch), panel, x, ldx, m, out, ldo);
+    }
+  }
 }
 
 }  // namespace

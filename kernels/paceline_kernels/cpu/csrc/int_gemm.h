@@ -3,17 +3,17 @@
 // both are kept unsigned (+128), which the sums of the weights take back. Every instruction set gives the same numbers.
 #pragma once
 
-#include "simd.h"
+#include "grouped.h"
 
-#if defined(__AVX512VNNI__)
-#define PACELINE_BYTES 1
+#if defined(__AMX_INT8__)
+#include "amx_tiles.h"
 #endif
 
 namespace paceline {
 namespace {
 
 // The largest quantised activation: 32512 splits into two signed bytes; 2^31 / (127 · k) can't overflow a sum.
-inline float largest(int k) {
+inline float largest_activation(int k) {
   const int bound = static_cast<int>(2147483647LL / (127LL * k));
   return static_cast<float>(bound < 32512 ? bound : 32512);
 }
@@ -22,23 +22,19 @@ void quantise(const Matrix& w, const float* x, int row, const Activations& to) {
   vf most{};
   int i = 0;
   for (; i + kLanes <= w.k; i += kLanes) most = larger(most, larger(load(x + i), -load(x + i)));
-  float peak = 0;
-  for (int lane = 0; lane < kLanes; ++lane) peak = most[lane] > peak ? most[lane] : peak;
+  float peak = highest(most);
   for (; i < w.k; ++i) peak = std::fabs(x[i]) > peak ? std::fabs(x[i]) : peak;
-  const float top = largest(w.kp), inverse = peak > 0 ? top / peak : 0;
+  const float top = largest_activation(w.kp), inverse = peak > 0 ? top / peak : 0;
   to.scale[row] = peak / top;
   const int64_t at = static_cast<int64_t>(row) * w.kp;
-  for (i = 0; i < w.kp; ++i) {
-    const float shifted = (i < w.k ? x[i] * inverse : 0.0f) + 12582912.0f;  // rounds to a whole number
-    int32_t bits;
-    std::memcpy(&bits, &shifted, 4);
-    const int16_t q = static_cast<int16_t>(bits - 0x4B400000);
+  for (i = 0; i < w.kp; i += kLanes) {
+    const vi q = rounded(load_some(x + i, w.k - i) * inverse);
 #if defined(PACELINE_BYTES)
-    const int8_t low = static_cast<int8_t>(q);
-    to.low[at + i] = static_cast<uint8_t>(low) ^ 0x80;
-    to.high[at + i] = static_cast<uint8_t>((q - low) >> 8) ^ 0x80;
+    const vi low = (q << 24) >> 24;
+    put_bytes(low ^ 0x80, to.low + at + i);
+    put_bytes(((q - low) >> 8) ^ 0x80, to.high + at + i);
 #else
-    to.whole[at + i] = q;
+    put_words(q, to.whole + at + i);
 #endif
   }
 }
@@ -110,12 +106,6 @@ void vnni_panels(const Matrix& w, const Activations& x, int row, int m, int firs
 #if defined(__AMX_INT8__)
 
 constexpr int kAmxRows = 4;  // fewer rows leave most of a tile empty
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
 
 // Sixteen rows times one or two panels: tiles 0–3 sum, 4 and 5 hold the rows' bytes, 6 and 7 the weights.
 template <bool Two>

@@ -11,10 +11,17 @@ constexpr int kIntPanel = 16;
 // Integer products take their inputs in steps of one AMX tile row.
 constexpr int kDepth = 64;
 constexpr int kTileRows = 16;
+// Inputs that share a scale in q4 and q8, as in GGUF's Q4_0, Q4_1 and Q8_0.
+constexpr int kGroup = 32;
 
-enum class Kind : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3 };
+enum class Kind : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, q4 = 4, q8 = 5 };
 
-// A packed weight [n, k]. int8 (`data` [n/16][kp/4][16][4]): `scales` [np] float, `sums` [np] of each output's numbers.
+// A packed weight [n, k]. A number of
+//   int8 (`data` [n/16][kp/4][16][4]) is value · scale of its output; `sums` [np] are of each output's values
+//   q4 (`data` [n/16][k/32][4][16][4], input 4v + j of a group in the low half of byte [v][·][j], input 16 + 4v + j in the
+//       high half) is value · scale + minimum, `groups` [n/16][k/32][2][16] float16 are both
+//   q8 (`data` [n/16][k/32][8][16][4], values + 128) is value · scale, `groups` [n/16][k/32][16] float16
+// q4 and q8 are padded to whole float panels.
 struct Matrix {
   Kind kind = Kind::f32;
   int n = 0;
@@ -23,20 +30,27 @@ struct Matrix {
   const void* data = nullptr;
   const float* scales = nullptr;
   const int32_t* sums = nullptr;
+  const uint16_t* groups = nullptr;
   const float* bias = nullptr;
 
   bool integer() const { return kind == Kind::int8; }
-  int panel() const { return integer() ? kIntPanel : kFloatPanel; }
+  bool grouped() const { return kind == Kind::q4 || kind == Kind::q8; }
+  int panel() const { return integer() || grouped() ? kIntPanel : kFloatPanel; }
   int panels() const { return (n + panel() - 1) / panel(); }
+  int float_panels() const { return (n + kFloatPanel - 1) / kFloatPanel; }
 };
 
-// Rows of activations in 16 bits, as two bytes (`high` · 256 + `low`) or whole (`whole`), whichever the kernels multiply.
-// Buffers hold whole tiles of kTileRows rows. `scale` [rows].
+// Rows of activations as a product wants them. Buffers hold whole tiles of kTileRows rows.
+// In 16 bits: as two bytes (`high` · 256 + `low`) or whole (`whole`), whichever the kernels multiply, with a `scale` per row
+// for int8, per group of inputs for q4 and q8. `sum` of each group's numbers: times the scale for q4, times -128 for q8.
+// For split products `high` and `low` hold bfloat16 numbers whose sum is the activation to 16 bits.
 struct Activations {
   int16_t* whole = nullptr;
   uint8_t* low = nullptr;
   uint8_t* high = nullptr;
   float* scale = nullptr;
+  float* sum = nullptr;
+  int32_t* zero = nullptr;
 };
 
 // One layer's cache and how a step's rows see it.
@@ -71,11 +85,17 @@ struct Span {
 
 struct Kernels {
   const char* name;
-  // out[m, n] = x[m, k] · wᵀ + bias for panels [first, last)
-  void (*gemm)(const Matrix&, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo);
-  // the same of rows [row, row + m) of quantised activations
+  // out[m, n] = x[m, k] · wᵀ + bias for float panels [first, last); `scratch` of gemm_scratch(k) floats where w isn't float32
+  void (*gemm)(const Matrix&, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo, float* scratch);
+  // the same for panels of int8 and of q4 and q8, and rows [row, row + m) of quantised activations
   void (*gemm_int)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo);
+  void (*gemm_grouped)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo);
   void (*quantise)(const Matrix&, const float* x, int row, const Activations&);
+  void (*quantise_groups)(const Matrix&, const float* x, int row, const Activations&);
+  // the same as gemm for weights of 16 bits and fewer, by products of bfloat16 parts; null where that isn't quicker
+  void (*gemm_split)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo, float* scratch);
+  void (*split)(const Matrix&, const float* x, int row, const Activations&);
+  int grouped_rows;  // up to so many rows gemm_grouped is the quickest for q4 and q8
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
   void (*add)(float* to, const float* x, int n);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
@@ -85,7 +105,14 @@ struct Kernels {
   // one sequence's rows for one KV head; `scratch` of attention_scratch() floats
   void (*attend)(const Attention&, const Span&, int kv_head, float* scratch);
   int64_t (*attention_scratch)(int heads, int kv_heads, int head_dim);
+  int (*largest)(const float* x, int n);  // index of the first of the largest
 };
+
+// Floats of scratch that a thread needs for products with k inputs: a panel in float32, or its two bfloat16 parts.
+constexpr int64_t gemm_scratch(int k) { return static_cast<int64_t>(kFloatPanel) * k + kFloatPanel * kGroup; }
+
+// One output's weights, widened: a row of a table of embeddings.
+void unpack_row(const Matrix&, int output, float* to);
 
 const Kernels& generic_kernels();
 #if defined(__x86_64__)

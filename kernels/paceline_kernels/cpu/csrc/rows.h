@@ -38,6 +38,19 @@ void gate_mul(const float* gate, const float* up, int n, float* out) {
   for (int j = 0; i < n; ++i, ++j) out[i] = tail[j] * up[i];
 }
 
+int largest(const float* x, int n) {
+  float most = x[0];
+  int i = 0;
+  if (n >= kLanes) {
+    vf peaks = load(x);
+    for (; i + kLanes <= n; i += kLanes) peaks = larger(peaks, load(x + i));
+    most = highest(peaks);
+  }
+  for (; i < n; ++i) most = x[i] > most ? x[i] : most;
+  for (i = 0; i < n - 1 && x[i] != most;) ++i;
+  return i;
+}
+
 // The halves of a head turn against each other; `sin` [size] carries a minus in its first half.
 void rotate(float* head, const float* cos, const float* sin, int size) {
   const int half = size / 2;
@@ -50,7 +63,9 @@ void rotate(float* head, const float* cos, const float* sin, int size) {
 
 template <class T>
 void store_as(const float* x, T* to, int n) {
-  for (int i = 0; i < n; ++i) put(x[i], to + i);
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) save(to + i, load(x + i));
+  for (; i < n; ++i) put(x[i], to + i);
 }
 
 void store(const float* x, Kind kind, void* to, int n) {

@@ -32,6 +32,14 @@ inline vf load(const float* p) {
   return v;
 }
 
+// As many of the numbers at p as there are, then zeros.
+inline vf load_some(const float* p, int count) {
+  if (count >= kLanes) return load(p);
+  vf v{};
+  if (count > 0) std::memcpy(&v, p, count * sizeof(float));
+  return v;
+}
+
 inline void save(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
 inline vf spread(float x) { return x - vf{}; }
@@ -123,6 +131,97 @@ inline float sum(vf v) {
   for (int i = 0; i < kLanes; ++i) total += v[i];
   return total;
 #endif
+}
+
+inline int sum(vi v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  int total = 0;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+#endif
+}
+
+inline float highest(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+#endif
+}
+
+// The whole number nearest to x, |x| < 2^22: adding 1.5 · 2^23 leaves it in the mantissa.
+inline vi rounded(vf x) { return (vi)(x + 12582912.0f) - 0x4B400000; }
+
+// The low byte, or the low two, of each lane.
+inline void put_bytes(vi v, void* to) {
+  using Bytes = int8_t __attribute__((vector_size(kLanes)));
+  const Bytes bytes = __builtin_convertvector(v, Bytes);
+  std::memcpy(to, &bytes, sizeof bytes);
+}
+
+inline void put_words(vi v, void* to) {
+  using Words = int16_t __attribute__((vector_size(2 * kLanes)));
+  const Words words = __builtin_convertvector(v, Words);
+  std::memcpy(to, &words, sizeof words);
+}
+
+// Rounds to bfloat16, half up.
+inline void save(bf16* to, vf x) { put_words(((vi)x + 0x8000) >> 16, to); }
+
+inline void save(f16* to, vf x) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) to[i].bits = float_to_half(x[i]);
+#endif
+}
+
+// Lanes of two vectors a and b that lie `Half` apart: with bit `Half` of the lane clear, a's lane, else b's lane before it
+// (`Early`), or a's lane behind it, else b's.
+template <int Half, bool Early>
+inline vi crossed() {
+  vi lanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int own = Early ? lane : lane + Half, other = kLanes + (Early ? lane - Half : lane);
+    lanes[lane] = lane & Half ? other : own;
+  }
+  return lanes;
+}
+
+// The sums of kLanes vectors, in their order: halves of two are added at a time, so that kLanes - 1 additions do it all.
+template <int Half = 1>
+inline vf sums_of(vf* v) {
+  if constexpr (Half == kLanes) {
+    return v[0];
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / (2 * Half); ++i) {
+      const vf a = v[2 * i], b = v[2 * i + 1];
+      v[i] = __builtin_shuffle(a, b, crossed<Half, true>()) + __builtin_shuffle(a, b, crossed<Half, false>());
+    }
+    return sums_of<2 * Half>(v);
+  }
+}
+
+// Turn kLanes vectors of kLanes numbers, in place.
+template <int Half = 1>
+inline void transpose(vf* v) {
+  if constexpr (Half < kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & Half) continue;
+      const vf a = v[i], b = v[i + Half];
+      v[i] = __builtin_shuffle(a, b, crossed<Half, true>());
+      v[i + Half] = __builtin_shuffle(a, b, crossed<Half, false>());
+    }
+    transpose<2 * Half>(v);
+  }
 }
 
 inline vf larger(vf a, vf b) { return a > b ? a : b; }

@@ -10,6 +10,8 @@ namespace {
 
 // Rows of a block of a product: their quantised bytes (2 · 256 · 576) stay in the second-level cache over all panels.
 constexpr int kBlockRows = 256;
+// Fewer rows leave most of a tile empty.
+constexpr int kSplitRows = 8;
 // Tasks per thread: enough that a thread which lost its core leaves little behind, few enough that sharing costs nothing.
 constexpr int kShares = 6;
 // Rows that one task norms, rotates or gates: some microseconds' work.
@@ -37,27 +39,61 @@ void Room::release() {
   size_ = 0;
 }
 
-Activations Product::quantised(const Matrix& w, const float* x, int64_t ldx, int m) {
-  const int64_t count = static_cast<int64_t>(ceil_div(m, kTileRows)) * kTileRows * w.kp;
-  const Activations to{whole_.take<int16_t>(count), low_.take<uint8_t>(count), high_.take<uint8_t>(count), scale_.take<float>(m)};
+Product::Way Product::way(const Matrix& w, int m) const {
+  if (w.integer()) return Way::integer;
+  if (w.grouped() && m <= kernels_.grouped_rows) return Way::grouped;
+  const bool splits = kernels_.gemm_split != nullptr && w.kind != Kind::f32 && w.k % kGroup == 0;
+  return splits && m >= kSplitRows ? Way::split : Way::whole;
+}
+
+Activations Product::prepared(Way way, const Matrix& w, const float* x, int64_t ldx, int m) {
+  if (way == Way::whole) return {};
+  const int wide = w.integer() ? w.kp : w.k, bytes = way == Way::split ? 2 : 1;
+  const int64_t rows = static_cast<int64_t>(ceil_div(m, 2 * kTileRows)) * 2 * kTileRows, groups = way == Way::grouped ? w.k / kGroup : 1;
+  const Activations to{whole_.take<int16_t>(rows * wide), low_.take<uint8_t>(bytes * rows * wide), high_.take<uint8_t>(bytes * rows * wide),
+                       scale_.take<float>(m * groups), sum_.take<float>(m * groups), zero_.take<int32_t>(m * groups)};
+  const auto prepare = way == Way::integer ? kernels_.quantise : way == Way::grouped ? kernels_.quantise_groups : kernels_.split;
   team_.each(ceil_div(m, kRowsPerTask), [&](int task, int) {
-    for (int row = task * kRowsPerTask; row < std::min(m, (task + 1) * kRowsPerTask); ++row)
-      kernels_.quantise(w, x + row * ldx, row, to);
+    for (int row = task * kRowsPerTask; row < std::min(m, (task + 1) * kRowsPerTask); ++row) prepare(w, x + row * ldx, row, to);
   });
   return to;
 }
 
 void Product::run(const Matrix& w, const float* x, int64_t ldx, int m, float* out, int64_t ldo) {
-  const Activations quantised = w.integer() ? this->quantised(w, x, ldx, m) : Activations{};
-  const int panels = w.panels(), blocks = ceil_div(m, kBlockRows);
+  const Way way = this->way(w, m);
+  const Activations rows = prepared(way, w, x, ldx, m);
+  const bool narrow = way == Way::integer || way == Way::grouped;
+  const int panels = narrow ? w.panels() : w.float_panels(), blocks = ceil_div(m, kBlockRows);
   int each = std::max(1, ceil_div(panels * blocks, team_.size() * kShares));
-  if (w.integer()) each += each % 2;  // two panels share a tile of rows
+  if (narrow) each += each % 2;  // two panels share a tile of rows
   const int pieces = ceil_div(panels, std::min(each, panels));
-  team_.each(blocks * pieces, [&](int task, int) {
+  const int64_t room = gemm_scratch(w.k);
+  float* scratch = narrow || w.kind == Kind::f32 ? nullptr : scratch_.take<float>(room * team_.size());
+  team_.each(blocks * pieces, [&](int task, int worker) {
     const int row = task / pieces * kBlockRows, count = std::min(kBlockRows, m - row);
     const int first = task % pieces * each, last = std::min(panels, first + each);
-    if (w.integer()) kernels_.gemm_int(w, quantised, row, count, first, last, out, ldo);
-    else kernels_.gemm(w, x + row * ldx, ldx, count, first, last, out + row * ldo, ldo);
+    float* own = scratch + worker * room;
+    switch (way) {
+      case Way::whole: return kernels_.gemm(w, x + row * ldx, ldx, count, first, last, out + row * ldo, ldo, own);
+      case Way::integer: return kernels_.gemm_int(w, rows, row, count, first, last, out, ldo);
+      case Way::grouped: return kernels_.gemm_grouped(w, rows, row, count, first, last, out, ldo);
+      case Way::split: return kernels_.gemm_split(w, rows, row, count, first, last, out, ldo, own);
+    }
+  });
+}
+
+void attend_all(const Kernels& kernels, Team& team, const Attention& attention, const std::vector<Span>& spans, Room& room) {
+  const int kv_heads = attention.cache.kv_heads;
+  std::vector<Span> pieces;
+  for (const Span& span : spans)
+    for (int token = 0; token < span.rows; token += kTokensPerTask)
+      pieces.push_back({span.blocks, span.first + token, span.start + token, std::min(kTokensPerTask, span.rows - token)});
+  // the longest first, so that none is left over at the end
+  std::stable_sort(pieces.begin(), pieces.end(), [](const Span& a, const Span& b) { return a.rows * (a.start + a.rows) > b.rows * (b.start + b.rows); });
+  const int64_t scratch = kernels.attention_scratch(attention.heads, kv_heads, attention.cache.head_dim);
+  float* all = room.take<float>(team.size() * scratch);
+  team.each(static_cast<int>(pieces.size()) * kv_heads, [&](int task, int worker) {
+    kernels.attend(attention, pieces[task / kv_heads], task % kv_heads, all + worker * scratch);
   });
 }
 
@@ -75,7 +111,6 @@ void Steps::run(const std::vector<Layer>& layers, const StepInput& input) {
   qkv_ = qkv_room_.take<float>(t * qkv);
   heads_ = heads_room_.take<float>(t * s.heads * s.head_dim);
   wide_ = wide_room_.take<float>(t * 2 * s.wide);
-  scratch_ = scratch_room_.take<float>(team_.size() * kernels_.attention_scratch(s.heads, s.kv_heads, s.head_dim));
   for (size_t i = 0; i < layers.size(); ++i) {
     const Layer& layer = layers[i];
     const auto norm = [&](const float* weight) {
@@ -105,14 +140,7 @@ void Steps::attention(const Layer& layer, const StepInput& input, const Cache& c
   product_.run(layer.qkv, normed_, s.hidden, input.rows, qkv_, stride);
   rows(input.rows, [&](int row) { rotate_and_store(layer, input, cache, row); });
   const Attention attention{cache, qkv_, stride, heads_, s.heads, s.scale, s.soft_cap, layer.window};
-  std::vector<Span> pieces;
-  for (const Span& span : input.spans)
-    for (int token = 0; token < span.rows; token += kTokensPerTask)
-      pieces.push_back({span.blocks, span.first + token, span.start + token, std::min(kTokensPerTask, span.rows - token)});
-  const int64_t scratch = kernels_.attention_scratch(s.heads, s.kv_heads, s.head_dim);
-  team_.each(static_cast<int>(pieces.size()) * s.kv_heads, [&](int task, int worker) {
-    kernels_.attend(attention, pieces[task / s.kv_heads], task % s.kv_heads, scratch_ + worker * scratch);
-  });
+  attend_all(kernels_, team_, attention, input.spans, scratch_room_);
   product_.run(layer.output, heads_, all, input.rows, normed_, s.hidden);
 }
 

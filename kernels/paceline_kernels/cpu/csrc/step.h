@@ -51,17 +51,23 @@ class Room {
   int64_t size_ = 0;
 };
 
-// Products of any kind by a team: quantises the rows if the weights are integers.
+// Attention of all spans; `room` holds the threads' scratch.
+void attend_all(const Kernels& kernels, Team& team, const Attention& attention, const std::vector<Span>& spans, Room& room);
+
+// Products of any kind by a team, in the way that is the quickest for so many rows.
 class Product {
  public:
   Product(const Kernels& kernels, Team& team) : kernels_(kernels), team_(team) {}
   void run(const Matrix& w, const float* x, int64_t ldx, int m, float* out, int64_t ldo);
 
  private:
-  Activations quantised(const Matrix& w, const float* x, int64_t ldx, int m);
+  enum class Way { whole, integer, grouped, split };
+  Way way(const Matrix& w, int m) const;
+  // Bring the rows into the form that the product wants.
+  Activations prepared(Way way, const Matrix& w, const float* x, int64_t ldx, int m);
   const Kernels& kernels_;
   Team& team_;
-  Room whole_, low_, high_, scale_;
+  Room whole_, low_, high_, scale_, sum_, zero_, scratch_;
 };
 
 class Steps {
@@ -81,7 +87,7 @@ class Steps {
   const Shape shape_;
   Product product_;
   Room normed_room_, qkv_room_, heads_room_, wide_room_, scratch_room_;
-  float *normed_ = nullptr, *qkv_ = nullptr, *heads_ = nullptr, *wide_ = nullptr, *scratch_ = nullptr;
+  float *normed_ = nullptr, *qkv_ = nullptr, *heads_ = nullptr, *wide_ = nullptr;
 };
 
 }  // namespace paceline

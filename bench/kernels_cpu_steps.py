@@ -1,0 +1,162 @@
+"""Whole steps of a decoder on a CPU, native and torch's, alone and beside a process that keeps a core busy."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from paceline_kernels import AttentionPlanner, RowSampling, SequenceSpan, sample, use_kernels
+from paceline_runtime.decoder import Decoder
+from paceline_runtime.kv_pool import KvPool
+from paceline_runtime.model_files import locate_model
+from paceline_runtime.open_model import open_model
+
+BATCHES = (1, 16, 32)
+CONTEXT, PROMPT, BLOCK = 256, 2048, 16
+BUSY_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a model is loaded."""
+
+    name: str
+    kernels: str = "native"
+    dtype: torch.dtype = torch.float32
+    quantization: str | None = None
+    as_stored: bool = False
+
+
+WHOLE = (Form("float32", "torch"), Form("float32"))
+FORMS = (
+    *WHOLE,
+    Form("bfloat16", dtype=torch.bfloat16),
+    Form("as stored (default)", as_stored=True),
+    Form("int8", quantization="int8"),
+    Form("int4", quantization="int4"),
+)
+
+
+@dataclass(slots=True)
+class StepTime:
+    """Median seconds of a decode step by its sequences, and the tokens per second of a prompt; `weights` in bytes."""
+
+    form: str
+    kernels: str
+    weights: int
+    decode: dict[int, float] = field(default_factory=dict)
+    prefill: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BusyTime:
+    """Median seconds of a step, alone and beside a busy process."""
+
+    kernels: str
+    alone: float
+    beside: float
+
+
+class Stepper:
+    """A model with a pool, for steps of a given shape."""
+
+    def __init__(self, uri: str, form: Form) -> None:
+        config, weights = open_model(locate_model(uri))
+        self.kernels = form.kernels
+        with use_kernels(self.kernels):
+            self.decoder = Decoder(
+                config,
+                weights,
+                dtype=form.dtype,
+                device=torch.device("cpu"),
+                quantization=form.quantization,
+                as_stored=form.as_stored,
+            )
+        blocks = max(max(BATCHES) * -(-CONTEXT // BLOCK), -(-PROMPT // BLOCK))
+        self._pool = KvPool(config, blocks, BLOCK, self.decoder.kv_dtype, self.decoder.device)
+        for layer in self._pool.layers:
+            layer.normal_()
+        self._planner = AttentionPlanner(BLOCK, form.dtype, window=config.window, native=self.decoder.native)
+
+    def step(self, sequences: int, start: int, tokens: int) -> float:
+        """Return the seconds of one step of as many `sequences`, planning and the greedy choice included."""
+        each = -(-(start + tokens) // BLOCK)
+        spans = [SequenceSpan(start, tokens, list(range(i * each, (i + 1) * each))) for i in range(sequences)]
+        ids = torch.arange(sequences * tokens) + 100
+        last = torch.arange(1, sequences + 1) * tokens - 1
+        began = time.perf_counter()
+        with use_kernels(self.kernels):
+            batch = self._planner.plan(spans)
+            hidden = self.decoder.hidden(ids, batch, self._pool.layers)
+            sample(self.decoder.logits(hidden, last), [RowSampling(0.0)] * sequences)
+        return time.perf_counter() - began
+
+
+def time_steps(uri: str, threads: int, rounds: int) -> list[StepTime]:
+    """Time every form in turn, round by round."""
+    steppers = {form: Stepper(uri, form) for form in FORMS}
+    times = {form: StepTime(form.name, form.kernels, s.decoder.weight_bytes) for form, s in steppers.items()}
+    decodes: dict[tuple[Form, int], list[float]] = {(form, size): [] for form in FORMS for size in BATCHES}
+    prompts: dict[Form, list[float]] = {form: [] for form in FORMS}
+    for _ in range(rounds):
+        for form, stepper in steppers.items():
+            with torch_threads(threads if stepper.kernels == "torch" else 1):
+                for size in BATCHES:
+                    decodes[form, size] += [stepper.step(size, CONTEXT - 1, 1) for _ in range(4)][1:]
+    for _ in range(3):
+        for form, stepper in steppers.items():
+            with torch_threads(threads if stepper.kernels == "torch" else 1):
+                prompts[form].append(stepper.step(1, 0, PROMPT))
+    for form, found in times.items():
+        found.decode = {size: statistics.median(decodes[form, size]) for size in BATCHES}
+        found.prefill = PROMPT / min(prompts[form])
+    return list(times.values())
+
+
+def time_beside_busy(uri: str, threads: int) -> list[BusyTime]:
+    """Time a decode step of 16 sequences in float32 alone and beside a process that keeps the first core busy."""
+    found = []
+    for form in WHOLE:
+        stepper = Stepper(uri, form)
+        with torch_threads(threads if stepper.kernels == "torch" else 1):
+            alone = _median_step(stepper)
+            with busy_process():
+                found.append(BusyTime(stepper.kernels, alone, _median_step(stepper)))
+    return found
+
+
+def _median_step(stepper: Stepper) -> float:
+    return statistics.median([stepper.step(16, CONTEXT - 1, 1) for _ in range(BUSY_STEPS)][5:])
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads within."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Keep the first of our cores busy within, by another process of the same priority."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
