@@ -101,7 +101,9 @@ class FaultyProxy:
         headers |= {"Authorization": token} if token else {}
         url = self._upstream.host.rstrip("/") + request.path_qs
         with suppress(ConnectionError):
-            async with self._session.request(request.method, url, headers=headers, data=await request.read()) as answer:
+            async with self._session.request(
+                request.method, url, headers=headers, data=await request.read() or None
+            ) as answer:
                 if lose_answer:
                     await answer.read()
                     request.transport.close()
