@@ -14,7 +14,7 @@ __all__ = ["TUNED", "allowed", "between", "ladder", "merge_changes", "trusted_mo
 # what is searched, in this order: each is swept with the best of those before it
 TUNED = ("maxNumSeqs", "maxNumBatchedTokens", "longPrefillThreshold", "maxQueueDelay")
 _FEATURE = {"maxNumSeqs": "decode_tokens", "maxNumBatchedTokens": "prefill_tokens"}
-_SMALLEST = {"maxNumSeqs": 1, "maxNumBatchedTokens": 32, "longPrefillThreshold": 32}
+_SMALLEST = {"maxNumSeqs": 1, "maxNumBatchedTokens": 32, "longPrefillThreshold": 128}  # smaller chunks: a step for each
 _LARGEST = {"maxNumSeqs": 4096, "maxNumBatchedTokens": 32_768, "longPrefillThreshold": 8192}
 _DELAYS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)  # seconds
 

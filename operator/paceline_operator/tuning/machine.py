@@ -145,7 +145,13 @@ def _try(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, E
         return state, (Tell("TuningPromoting", text), *effects)
     if now - trial.applied > _CANARY_MOST * facts.interval:
         seen = evidence.text if evidence is not None else "nothing could be judged"
-        return revert(state, facts, now, Reason.LOW_TRAFFIC, f"too little traffic to tell whether it is worse: {seen}")
+        return revert(
+            state,
+            facts,
+            now,
+            Reason.LOW_TRAFFIC,
+            f"it isn't clear after {_CANARY_MOST} intervals whether it is worse: {seen}",
+        )
     return state, ()
 
 
