@@ -9,11 +9,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 _EVENT = re.compile(rb"data: (.*?)\n\n")
 _CUT = "\N{REPLACEMENT CHARACTER}"  # what the end of a sequence makes of a character that isn't whole
-_END = b"data: [DONE]\n\n"
+_LAST = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,17 @@ class Stream(asyncio.Protocol):
         self._request = request
         self._data: list[bytes] = []
         self._times: list[float] = []
+        self._tail = b""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(self._request)
+        cast("asyncio.Transport", transport).write(self._request)  # uvloop's is one without being a subclass
 
     def data_received(self, data: bytes) -> None:
         self._times.append(time.time())
         self._data.append(data)
-        if _END in data and not self.ended.done():
+        self._tail = self._tail[-len(_LAST) :] + data  # the end may come in two reads
+        if _LAST in self._tail and not self.ended.done():
             self.ended.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -49,7 +49,9 @@ class Record:
         """Write the file, renamed when whole since a go may be ended at any time, and return the page."""
         rows, busy = rows_of(self.runs), rows_of(self.runs, busy=True)
         found = ratios(rows, GOOD)
-        absent = {c.name: f"{c.missing} isn't there" for c in CONTESTANTS if c.missing is not None} | self.failed
+        ran = {run.contestant for run in self.runs}
+        absent = {c.name: "not run yet" for c in CONTESTANTS if c.name not in ran}
+        absent |= {c.name: f"{c.missing} isn't there" for c in CONTESTANTS if c.missing is not None} | self.failed
         versions = sorted({run.version for run in self.runs})
         document = {
             "processor": processor(), "machine": machine(), "roofline": asdict(self.roofline), "versions": versions,

@@ -87,6 +87,8 @@ def ratios(rows: Sequence[Row], quality: Iterable[str]) -> list[Ratio]:
     for form, name, goal in STREAM_GOALS:
         found.append(_named(rows, "stream", f"one stream, {form}", f"{OURS} {form}", name, goal))
     found.append(_best_figure(rows, "prefill", f"prefill of {LONG_PROMPT}", good, "openvino", 1.2))
+    best, rivals = [r for r in ours if r.contestant.name in good], [r for r in rows if r.contestant.peer != OURS]
+    found.append(_ratio(f"prefill of {LONG_PROMPT}, any peer", "prefill", best, rivals, None))
     found.append(
         _best_figure(rows, "output_rate", f"W, {SOLO_SLOTS} slots, against static", good, "transformers static", 8.0)
     )
@@ -120,7 +122,7 @@ def _best_figure(rows: Sequence[Row], figure: str, what: str, good: set[str], pe
     return _ratio(what, figure, ours, [row for row in solo if row.contestant.peer == peer], goal)
 
 
-def _ratio(what: str, figure: str, ours: Sequence[Row], theirs: Sequence[Row], goal: float) -> Ratio | None:
+def _ratio(what: str, figure: str, ours: Sequence[Row], theirs: Sequence[Row], goal: float | None) -> Ratio | None:
     """Compare the best of each side; None if either has no such figure."""
     mine, rivals = ([row for row in side if figure in row.figures] for side in (ours, theirs))
     if not mine or not rivals:
