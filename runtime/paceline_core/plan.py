@@ -69,7 +69,7 @@ class StepPlan:
     `preempted` lost their blocks (they come back with `start` at 0 or at a cached prefix), each to the one at its place in
     `preempted_for` (-1: to a pool that is rebuilt); `removed` ended and won't come
     back: the runner drops their state. `resize_blocks`, if given, is the new number of KV blocks: the runner rebuilds its
-    pool before this step, when no block is in use.
+    pool before this step, when no block is in use. `num_drafts` counts the drafts of all entries.
     """
 
     step_id: int
@@ -80,6 +80,7 @@ class StepPlan:
     preempted_for: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
     resize_blocks: int | None = None
+    num_drafts: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -58,9 +58,8 @@ class DraftPrice:
 
     def learn(self, plan: StepPlan, seconds: float, model: StepPredictor) -> None:
         """Take the seconds of a step with drafts."""
-        drafts = sum(len(entry.drafts) for entry in plan.scheduled)
-        added = seconds - model.predict(plan.shape.with_drafts(-drafts))
-        self._seconds += _PRICE_RATE * (max(0.0, added) / drafts - self._seconds)
+        added = max(0.0, seconds - model.predict(plan.shape.with_drafts(-plan.num_drafts)))
+        self._seconds += _PRICE_RATE * (added / plan.num_drafts - self._seconds)
 
 
 class Speculation:

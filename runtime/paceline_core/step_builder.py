@@ -15,8 +15,8 @@ class StepBuilder:
     """Collects the entries of step `step_id` within `tokens` and `slots`."""
 
     __slots__ = (
-        "_attention", "_context", "_decode", "_decoding", "_prefill", "_urgent", "_urgent_context", "entries", "sequences",
-        "slots_left", "step_id", "tokens_left",
+        "_attention", "_context", "_decode", "_decoding", "_drafts", "_prefill", "_urgent", "_urgent_context", "entries",
+        "sequences", "slots_left", "step_id", "tokens_left",
     )  # fmt: skip
 
     def __init__(self, step_id: int, tokens: int, slots: int) -> None:
@@ -28,6 +28,7 @@ class StepBuilder:
         self._decode = self._prefill = self._context = self._attention = 0
         self._urgent = self._urgent_context = 0
         self._decoding = 0  # entries that decode: they come first
+        self._drafts = 0
 
     @property
     def shape(self) -> StepShape:
@@ -80,6 +81,7 @@ class StepBuilder:
         self.entries[index] = entry._replace(num_tokens=entry.num_tokens + count, drafts=drafts)
         seq.computed += count
         self.tokens_left -= count
+        self._drafts += count
         self._decode += count
         self._context += count
         if not seq.is_batch:
@@ -97,4 +99,5 @@ class StepBuilder:
             preempted_for=tuple(preempted.values()),
             removed=tuple(removed),
             resize_blocks=resize_blocks,
+            num_drafts=self._drafts,
         )

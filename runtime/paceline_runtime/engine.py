@@ -222,7 +222,7 @@ class Engine:
         if not plan.scheduled:
             return
         self.steps += 1
-        if not any(entry.drafts for entry in plan.scheduled):  # a draft isn't a decode more: the twin's steps have none
+        if not plan.num_drafts:  # a draft isn't a decode more: the twin's steps have none
             self._fitter.observe(plan.shape, result.duration)
         if self.steps % REFIT_EVERY == 0:
             self.step_model = self._scheduler.step_model = self._causes.model = self._fitter.model()

@@ -288,6 +288,7 @@ class Driver:
         assert plan.epoch == self.scheduler.epoch
         assert knobs == self.epochs[plan.epoch]
         assert len(plan.scheduled) <= knobs.max_num_seqs
+        assert plan.num_drafts == sum(len(e.drafts) for e in plan.scheduled)
         assert plan.num_tokens == sum(e.num_tokens for e in plan.scheduled) <= knobs.max_num_batched_tokens
         assert len({e.seq_id for e in plan.scheduled}) == len(plan.scheduled)
         assert plan.scheduled or plan.resize_blocks is not None or plan.removed
