@@ -29,7 +29,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 # the library's name holds a hash of its sources, so this returns at once when nothing has changed
 .PHONY: native
 native: $(VENV)/.ready ## compile the CPU kernels, where there is a C++ compiler
-	@$(RUN) -m paceline_kernels.cpu.build
+	@$(RUN) -m paceline_kernels.cpu
 
 setup: $(VENV)/.ready native ## install everything into .venv
 

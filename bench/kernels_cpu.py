@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
     if not native.is_built():
-        print("python -m paceline_kernels.cpu.build comes first", file=sys.stderr)
+        print("python -m paceline_kernels.cpu comes first", file=sys.stderr)
         return 2
     found = measure(options.model, options.threads, options.rounds)
     options.out.mkdir(parents=True, exist_ok=True)

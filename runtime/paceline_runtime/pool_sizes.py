@@ -62,7 +62,7 @@ def chosen_kernels(asked: str, device_type: str) -> str:
     if asked == "triton" and not there:
         raise UnsupportedModel("--kernels triton needs the package triton")
     if asked == "native" and (device_type != "cpu" or not native.is_built()):
-        raise UnsupportedModel("--kernels native needs a CPU and `python -m paceline_kernels.cpu.build`, run once")
+        raise UnsupportedModel("--kernels native needs a CPU and `python -m paceline_kernels.cpu`, run once")
     if asked == "triton" and device_type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedModel("--kernels triton on a CPU needs Triton's interpreter (TRITON_INTERPRET=1), for tests")
     if asked == "auto" and device_type == "cuda" and not there:
@@ -82,7 +82,7 @@ def report_kernels(decoder: Decoder, asked: str) -> None:
     elif not native.is_built():
         _log.warning(
             "kernels: torch's, since the native ones aren't built: steps take 1.5 to 6 times as long, and weights get wider "
-            "than in the file; with a C++ compiler, `python -m paceline_kernels.cpu.build` builds them once"
+            "than in the file; with a C++ compiler, `python -m paceline_kernels.cpu` builds them once"
         )
     else:
         _log.warning("kernels: torch's, since the native ones can't do this model (tensor parallelism, or float64)")

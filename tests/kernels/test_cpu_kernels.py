@@ -8,7 +8,7 @@ from paceline_kernels.cpu import native
 from paceline_kernels.cpu.packed import PackedLinear
 from paceline_kernels.triton_ops.quantised_weights import Int4Weight, Int8GroupWeight, quantise_int4, quantise_rows
 
-pytestmark = pytest.mark.skipif(not native.is_built(), reason="python -m paceline_kernels.cpu.build comes first")
+pytestmark = pytest.mark.skipif(not native.is_built(), reason="python -m paceline_kernels.cpu comes first")
 GROUPED = [(1, 32, 16), (2, 96, 33), (8, 64, 40), (9, 576, 100), (17, 1536, 48), (70, 96, 64), (300, 128, 70)]
 SHAPES = [(1, 64, 32), (2, 100, 33), (3, 65, 7), (5, 576, 960), (17, 96, 49), (300, 130, 70)]  # rows, inputs, outputs
 

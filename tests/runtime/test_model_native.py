@@ -9,7 +9,7 @@ from paceline_kernels import use_kernels
 from paceline_kernels.cpu import native
 from paceline_runtime.loader import load_model
 
-pytestmark = pytest.mark.skipif(not native.is_built(), reason="python -m paceline_kernels.cpu.build comes first")
+pytestmark = pytest.mark.skipif(not native.is_built(), reason="python -m paceline_kernels.cpu comes first")
 
 
 def test_greedy_tokens_equal_transformers(tmp_path):

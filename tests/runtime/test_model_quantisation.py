@@ -100,7 +100,7 @@ def decoder_of(uri, quantization):
 @pytest.fixture(params=["torch", "native"])
 def kernels(request):
     if request.param == "native" and not native.is_built():
-        pytest.skip("python -m paceline_kernels.cpu.build comes first")
+        pytest.skip("python -m paceline_kernels.cpu comes first")
     with use_kernels(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels for this torch: `python -m paceline_kernels.cpu.build` (`make setup` runs it).
+"""Compiles the CPU kernels for this torch: `python -m paceline_kernels.cpu` (`make setup` runs it).
 
 The library's name holds a hash of its sources, the flags, the machine and torch, so that a change of any of them makes
 another library, and an old one is never loaded by mistake.
@@ -93,7 +93,3 @@ def main() -> int:
     except BuildError as error:
         print(f"native CPU kernels not built, torch's are used instead, several times slower: {error}", file=sys.stderr)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -30,14 +30,14 @@ def start(kernels: str = "auto", threads: int | None = None) -> str:
 
     Raises `RuntimeError` for kernels that this CPU can't run.
     """
-    assert is_built(), "python -m paceline_kernels.cpu.build comes first"
+    assert is_built(), "python -m paceline_kernels.cpu comes first"
     name: str = torch.ops.paceline_cpu.start(kernels, threads or torch.get_num_threads())
     return name
 
 
 def running() -> tuple[str, int]:
     """Return the name of the kernels in use and their number of threads."""
-    assert is_built(), "python -m paceline_kernels.cpu.build comes first"
+    assert is_built(), "python -m paceline_kernels.cpu comes first"
     name, threads = torch.ops.paceline_cpu.running()
     return name, threads
 
