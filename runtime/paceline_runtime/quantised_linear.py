@@ -103,10 +103,12 @@ def check_supported(quantization: str | None, device: torch.device) -> None:
 
 def plain(weight: AnyWeight, bias: torch.Tensor | None = None) -> Projection:
     """Return the product with a weight as it is, where it lives: by the native CPU kernels if they are in use."""
+    if _goes_native(weight):
+        return PackedLinear(weight, bias)
     if isinstance(weight, torch.Tensor):
-        return PackedLinear(weight, bias) if _goes_native(weight) else Linear(weight, bias)
-    assert not isinstance(weight, Int8GroupWeight) or _goes_native(weight), "kept as stored for the native kernels alone"
-    return PackedLinear(weight, bias) if _goes_native(weight) else QuantisedLinear(weight, bias)
+        return Linear(weight, bias)
+    assert not isinstance(weight, Int8GroupWeight), "kept as stored for the native kernels alone"
+    return QuantisedLinear(weight, bias)
 
 
 def _goes_native(weight: AnyWeight) -> bool:

@@ -109,7 +109,7 @@ def _as_it_is(kind: gguf.GGMLQuantizationType, raw: npt.NDArray[np.uint8]) -> St
         return data.view(_HALVES[kind.name])
     if kind.name not in ("Q8_0", "Q4_1", "Q4_0"):
         return None
-    blocks = data.unflatten(1, (-1, size))
+    blocks = data.view(len(data), -1, size)
     scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
     if kind.name == "Q8_0":
         return Int8GroupWeight(blocks[..., 2:].contiguous().view(torch.int8).flatten(1), scales)
