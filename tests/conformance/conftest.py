@@ -1,5 +1,5 @@
-"""Servers with everything at once: prefix cache, small chunks, a scarce pool; each strategy in turn, with one plan in flight
-and with two.
+"""Servers with everything at once: prefix cache, small chunks, a scarce pool, speculation; each strategy in turn, with one
+plan in flight and with two.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from serving_process import RuntimeProcess
 from tiny_chat_model import save_chat_model
 
 STRATEGIES = ("continuous", "iteration", "static", "dynamic")
-# how many plans are in flight is fixed at start, so two servers take turns; two of the strategies differ most
-WAYS = (*((strategy, 1) for strategy in STRATEGIES), ("iteration", 2), ("static", 2))
+# Strategy, plans in flight, drafts. How many plans are in flight is fixed at start, so two servers take turns; two of the
+# strategies differ most. With two plans a sequence's newest token is rarely known in time for drafts.
+WAYS = (*((strategy, 1, 4) for strategy in STRATEGIES), ("continuous", 1, 0), ("iteration", 2, 0), ("static", 2, 4))
 # 36 blocks of 16 hold five of a crowd's seven sequences; chunks of 24 tokens split every chat's prompt
 TIGHT = (
     "--num-gpu-blocks-override", "36", "--max-num-batched-tokens", "24", "--max-num-seqs", "8",
@@ -42,12 +43,12 @@ def tight_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         yield start
 
 
-@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}-{way[1]}")
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: "-".join(map(str, way)))
 def served(tight_server: Callable[[int], Served], request: pytest.FixtureRequest) -> Served:
-    """The server of a pipeline depth, under one strategy."""
-    strategy, depth = request.param
+    """The server of a pipeline depth, under one strategy, with or without drafts."""
+    strategy, depth, drafts = request.param
     server = tight_server(depth)
-    server.runtime.knobs(strategy=strategy)
+    server.runtime.knobs(strategy=strategy, speculative=drafts)
     return server
 
 
