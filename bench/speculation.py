@@ -158,7 +158,7 @@ def report(lines: list[str], args: argparse.Namespace) -> str:
             "|---|---:|---:|---:|---:|---:|",
             *lines,
             "",
-            "Again: `python -m bench.speculation`.",
+            f"Again: `python -m bench.speculation --drafts {args.drafts} --rounds {args.rounds} --tokens {args.tokens}`.",
             "",
         ]
     )
