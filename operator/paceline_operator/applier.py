@@ -55,7 +55,8 @@ class Applier:
     # the server's own form of what we applied, where it writes things in another way, by child: (stamp, fields)
     _accepted: dict[tuple[Key, str], tuple[str, Any]] = field(default_factory=dict)
     _secrets: dict[Key, float] = field(default_factory=dict)
-    _looks: dict[Key, list[float]] = field(default_factory=dict)  # when to look for the Secret again, by the clock
+    # for which service (uid) the Secret was met, and when to look for it again, by the clock
+    _looks: dict[Key, tuple[str, list[float]]] = field(default_factory=dict)
     _contests: Contests = field(default_factory=Contests)
 
     def forget(self, key: Key) -> None:
@@ -104,7 +105,7 @@ class Applier:
         return [] if salts.previous is None else [max(0.0, salts.until - self.wall())]
 
     def _until_look(self, key: Key) -> list[float]:
-        return [max(0.0, at - self.clock()) for at in self._looks.get(key, ())]
+        return [max(0.0, at - self.clock()) for at in self._looks.get(key, ("", []))[1]]
 
     def _in_turn(
         self, key: Key, service: InferenceService, deployment: Manifest, live: Manifest | None
@@ -139,7 +140,8 @@ class Applier:
         known = deployment is not None and deployment["metadata"].get("annotations", {}).get(ADMIN_STAMP) == stamp
         waiting = any(is_mounting(pod) for pod in self.store.all(key, "Pod"))
         recent = self.clock() - self._secrets.get(key, -_SECRET_RETRY) < _SECRET_RETRY
-        if known and not self._look_is_due(key) and not (waiting and not recent):
+        due = self._look_is_due(key)
+        if known and not due and not (waiting and not recent):
             return
         try:
             await self._apply_secret(key, secret, first=deployment is None)
@@ -154,13 +156,15 @@ class Applier:
         if first and await self.cluster.create(secret) is not None:
             return
         await self.cluster.apply(secret)
-        if first:  # it was there before
-            self._looks[key] = [self.clock() + seconds for seconds in _SECRET_LOOKS]
+        uid = secret["metadata"]["ownerReferences"][0]["uid"]
+        if first and self._looks.get(key, ("", []))[0] != uid:  # it was there before; planned once per service
+            self._looks[key] = uid, [self.clock() + seconds for seconds in _SECRET_LOOKS]
 
     def _look_is_due(self, key: Key) -> bool:
-        planned = self._looks.pop(key, [])
-        if left := [at for at in planned if at > self.clock()]:
-            self._looks[key] = left
+        uid, planned = self._looks.get(key, ("", []))
+        left = [at for at in planned if at > self.clock()]
+        if left != planned:
+            self._looks[key] = uid, left
         return left != planned
 
     async def _ensure(self, key: Key, service: InferenceService, child: Manifest) -> None:

@@ -61,7 +61,7 @@ def test_answers_are_as_documented(
     @settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
     def call(case: schemathesis.Case) -> None:
-        case.call_and_validate(base_url=clock.url, checks=CHECKS)
+        case.call_and_validate(base_url=clock.url, checks=CHECKS, timeout=60)
 
     call()
 

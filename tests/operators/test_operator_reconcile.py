@@ -196,6 +196,16 @@ async def test_a_secret_that_goes_with_an_earlier_service_after_all_is_made_agai
     assert world.cluster.writes() == []
 
 
+async def test_a_service_whose_deployment_cannot_be_made_looks_for_its_secret_twice_and_no_more(world):
+    world.cluster.refuse["Deployment"] = ApiRefused(422, "no")
+    waits = []
+    for _ in range(6):
+        result = await world.run()
+        waits.append(result.again)
+        world.time += result.again or 60
+    assert waits == [None, 5.0, 25.0, None, None, None]
+
+
 async def test_a_secret_of_a_new_service_is_not_looked_for_again(world):
     assert (await world.run()).again is None
 
