@@ -122,6 +122,7 @@ def test_a_service_answers_from_the_runtimes_image(stack, fleet):
     assert pod.spec.containers[0].image == IMAGES.split(",")[1]
     assert pod.spec.security_context.run_as_user == 10_001
     assert pod.spec.containers[0].security_context.read_only_root_filesystem
+    assert "kernels: native C++" in stack.core.read_namespaced_pod_log(pod.metadata.name, stack.namespace)
     with ClientLoop(fleet.url(), NAME) as clients:
         clients.wait_for_answers(3)
     assert clients.failures == []
