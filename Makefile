@@ -52,9 +52,9 @@ e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG n
 	  $(E2E_ARGS)
 	@$(RUN) -m pytest tests/e2e $(E2E_ARGS)
 
-# the interpreter is slow and builds are many: the quick selection is part of `make test`
+# the interpreter is slow and builds are many: the quick selection is part of `make test`; this one may run beside others
 kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
-	@OMP_NUM_THREADS=1 $(RUN) -m pytest tests/kernels -m slow -n $(WORKERS)
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest tests/kernels -m slow -n $(WORKERS) --timeout=1200
 	@env -u TRITON_INTERPRET $(RUN) -m paceline_kernels.triton_ops.build_all
 
 # nothing is installed for it: a GPU machine has its own torch, triton and transformers
