@@ -22,31 +22,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench.tuner_report import missed, plots, report
-from bench.tuner_services import MAX_MODEL_LEN, PODS, STARTS, VLLM, MadeUpService, made_up
+from bench.tuner_services import MAX_MODEL_LEN, PODS, STARTS, MadeUpService, made_up
+from bench.tuner_truth import INTERVAL, Outcomes, goodputs, truth_of
 
 from paceline_core.knobs import Knobs, knobs_to_wire
-from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.brain import Brain, Situation
 from paceline_operator.tuning.decide import Decision, decide
 from paceline_operator.tuning.facts import Ask, PodFact, Tell
 from paceline_operator.tuning.objective import Objective
-from paceline_sim import simulate
 from paceline_sim.live import VirtualPod
-from paceline_sim.trace import Trace
 
-INTERVAL = 30.0
 TICKS = 4  # looks per interval
 STEPS = 64  # of an answer that are read
-GRACE = 5 * INTERVAL  # to converge in, after the start and after the shift
 WINDOW = 300.0  # of the plots
-_NEAR = 0.985  # of the best on one pod's traffic: which is really best is told by all pods'
-Outcomes = list[tuple[float, bool]]  # arrival (seconds) and whether it was served within the objective
-SWEEP_BUDGETS, SWEEP_SEQS = (256, 512, 1024, 8192), (4, 8, 12, 16, 24, 32, 48)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one service: goodput (requests/s within the objective) of both halves' settled parts, and overall."""
+    """What came of one service: goodput (requests/s within the objective) of both halves' settled parts, and overall.
+
+    `seconds` of CPU went to the tuned run, and to finding out what fixed knobs would have given.
+    """
 
     name: str
     start: str
@@ -61,6 +57,8 @@ class Row:
     failed: int
     final: Mapping[str, int]
     messages: tuple[str, ...]
+    decisions: int = 0
+    seconds: tuple[float, float] = (0.0, 0.0)
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
@@ -78,8 +76,8 @@ class Fleet:
                 pod.send(request)
         self.base = knobs_to_wire(knobs)
         self.brain = Brain()
-        self.records: dict[str, RequestRecord] = {}
         self.told: list[str] = []
+        self.decisions = 0
         self.now = 0.0
         self._answer: Decision | None = None
 
@@ -111,6 +109,7 @@ class Fleet:
                 question = self.brain.question(situation, effect, self.now)
                 self._answer = None if question is None else decide(question)
                 self.brain.searching = question is not None
+                self.decisions += question is not None
         for pod in self.pods:
             wanted = self._wanted(pod.name)
             if pod.knobs != wanted:
@@ -139,59 +138,6 @@ def outcomes_of(service: MadeUpService, fleet: Fleet) -> Outcomes:
     return sorted(found)
 
 
-def fixed(service: MadeUpService, traffic: Sequence[Trace], knobs: Knobs) -> tuple[Outcomes, int]:
-    """Return (arrival, met) of every request under knobs that never change, and the most sequences of any step."""
-    slo, end = Objective(service.ttft, service.tpot).slo(), 2 * service.half
-    found, widths = [], {0}
-    for trace in traffic:
-        result = simulate(
-            trace, knobs, service.device, num_blocks=service.blocks, max_model_len=MAX_MODEL_LEN,
-            on_step=lambda _end, _seconds, shape, _blocks: widths.add(shape.decode_tokens),
-        )  # fmt: skip
-        found += [(o.arrival, slo.met(o) and (o.last_token or end) <= end) for o in result.outcomes]
-    return sorted(found), max(widths)
-
-
-def best_fixed(service: MadeUpService) -> tuple[list[tuple[Knobs, Outcomes]], Outcomes]:
-    """Return the best fixed setting of each half with what comes of it on all pods, and what comes of vLLM's defaults.
-
-    Which is best is found on one pod's traffic; those within `_NEAR` of it run on the others' too.
-    """
-    traffic = [service.traffic(number) for number in range(PODS)]
-    screened = {knobs: goodputs(service, outcomes) for knobs, outcomes in _screen(service, traffic[:1]).items()}
-    known: dict[Knobs, Outcomes] = {VLLM: fixed(service, traffic, VLLM)[0]}
-    best = []
-    for half in (0, 1):
-        ranked = sorted(screened, key=lambda knobs: -screened[knobs][half])
-        near = [knobs for knobs in ranked if screened[knobs][half] >= _NEAR * screened[ranked[0]][half]]
-        for knobs in {screened[knobs]: knobs for knobs in reversed(near)}.values():  # one of each that come out the same
-            known.setdefault(knobs, known[VLLM] if screened[knobs] == screened[VLLM] else fixed(service, traffic, knobs)[0])
-        best.append(max(known.items(), key=lambda entry: goodputs(service, entry[1])[half]))
-    return best, known[VLLM]
-
-
-def _screen(service: MadeUpService, traffic: Sequence[Trace]) -> dict[Knobs, Outcomes]:
-    """Return what comes of every setting tried: all budgets, and all slots with the budget that is best in either half."""
-    found: dict[Knobs, Outcomes] = {}
-    widest = 0
-    for budget in SWEEP_BUDGETS:
-        knobs = replace(VLLM, max_num_seqs=min(256, budget), max_num_batched_tokens=budget)
-        found[knobs], widest = fixed(service, traffic, knobs)  # the widest of the largest budget is left
-    worth = {knobs: goodputs(service, outcomes) for knobs, outcomes in found.items()}
-    for budget in {max(worth, key=lambda knobs: worth[knobs][half]).max_num_batched_tokens for half in (0, 1)}:
-        for seqs in (seqs for seqs in SWEEP_SEQS if seqs < 1.5 * widest):  # slots that are never taken change nothing
-            knobs = replace(VLLM, max_num_seqs=seqs, max_num_batched_tokens=budget)
-            found[knobs] = fixed(service, traffic, knobs)[0]
-    return found
-
-
-def goodputs(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> tuple[float, float, float]:
-    """Return the goodput of the settled part of each half, and of everything (requests/s)."""
-    half, tail = service.half, service.ttft + 60.0  # who comes last can't have finished
-    spans = ((GRACE, half), (half + GRACE, 2 * half - tail), (0.0, 2 * half - tail))
-    return tuple(sum(met for arrival, met in outcomes if a <= arrival < b) / (b - a) for a, b in spans)  # type: ignore[return-value]
-
-
 def series_of(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> list[float]:
     """Return the share of requests within the objective per window."""
     count = int(2 * service.half // WINDOW)
@@ -207,10 +153,11 @@ def measure(job: tuple[int, float]) -> Row:
     gc.freeze()
     gc.set_threshold(100_000)  # nothing here is a cycle worth looking for ten times a second: a tenth of the time
     service = made_up(*job)
+    begin = time.process_time()
     fleet = Fleet(service)
     fleet.run()
-    best, vllm = best_fixed(service)
-    tuned = outcomes_of(service, fleet)
+    tuned, spent = outcomes_of(service, fleet), time.process_time() - begin
+    truth = truth_of(service)
     state, final = fleet.brain.state, fleet.pods[0].knobs
     return Row(
         name=service.name,
@@ -218,15 +165,17 @@ def measure(job: tuple[int, float]) -> Row:
         lie=service.lie,
         kinds=service.kinds,
         tuned=goodputs(service, tuned),
-        vllm=goodputs(service, vllm),
-        best=(goodputs(service, best[0][1])[0], goodputs(service, best[1][1])[1]),
-        best_knobs=tuple(f"{k.max_num_seqs}/{k.max_num_batched_tokens}" for k, _ in best),  # type: ignore[arg-type]
+        vllm=truth.vllm,
+        best=truth.best,
+        best_knobs=tuple(f"{k.max_num_seqs}/{k.max_num_batched_tokens}" for k in truth.knobs),  # type: ignore[arg-type]
         changes=sum("TuningCanary" in line for line in fleet.told),
         reverted=sum("TuningReverted" in line for line in fleet.told),
         failed=sum(r.outcome == "refused" for ledger in fleet.brain.ledgers.values() for r in ledger.records),
         final={"maxNumSeqs": final.max_num_seqs, "maxNumBatchedTokens": final.max_num_batched_tokens},
         messages=(*fleet.told, f"end: {state.phase} {state.reason}: {state.message}"),
-        series={"tuned": series_of(service, tuned), "vllm": series_of(service, vllm)},
+        decisions=fleet.decisions,
+        seconds=(round(spent, 2), round(time.process_time() - begin - spent, 2)),
+        series={"tuned": series_of(service, tuned), "vllm": series_of(service, truth.outcomes)},
     )
 
 

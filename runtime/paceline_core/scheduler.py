@@ -91,9 +91,9 @@ class Scheduler:
         return len(self._planner.waiting)
 
     @property
-    def num_in_flight(self) -> int:
-        """Plans that were made and haven't completed."""
-        return len(self._pipeline)
+    def kv_blocks_used(self) -> int:
+        """Blocks of the KV pool in use, as in `gauges`: a replay reads it each step."""
+        return self._kv.pool.num_used
 
     @property
     def waits_for(self) -> WaitReason | None:

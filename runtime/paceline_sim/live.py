@@ -189,9 +189,10 @@ class VirtualPod:
     def _measured(self, shape: StepShape, duration: float) -> None:
         """Keep a step: of a stride the last stands for all."""
         self._fitter.observe(shape, duration)
-        gauges, epoch = self._scheduler.gauges(), self._scheduler.epoch
+        scheduler = self._scheduler
         sizes = (shape.decode_tokens, shape.prefill_tokens, shape.context_tokens, shape.prefill_attention)
-        self._steps.append(StepRecord(self.now, duration, epoch, *sizes, gauges.running, gauges.waiting))
+        step = StepRecord(self.now, duration, scheduler.epoch, *sizes, scheduler.num_running, scheduler.num_waiting)
+        self._steps.append(step)
 
     def _end(self, ended: Ended) -> None:
         live = self._live.pop(ended.request.seq_id)

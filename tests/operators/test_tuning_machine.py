@@ -179,14 +179,15 @@ class Knee:
     def __init__(self, name, most):
         self.name, self.most = name, most
 
-    def forecast(self, knobs, *, load=1.0, watch=False):
+    def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
         return forecast(1.0 if getattr(knobs, self.name) <= self.most else 0.5)
 
 
 @pytest.mark.parametrize(("name", "most"), [("max_num_seqs", 5), ("max_num_seqs", 12), ("max_num_batched_tokens", 300)])
 def test_the_search_goes_down_past_values_that_do_not_bind(tuned, name, most):
     twin, knobs = Knee(name, most), Knobs(max_num_seqs=256)
-    found = search(twin, knobs, replace(tuned.questions[0], bounds={}), twin.forecast(knobs))
+    question = replace(tuned.questions[0], bounds={})
+    found = search(twin, question.traffic, knobs, question, twin.forecast(knobs))
     assert found.best.attainment == 1.0 and getattr(found.knobs, name) <= most
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -15,8 +15,9 @@ from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
-from paceline_operator.tuning.sampling import samples_of
+from paceline_operator.tuning.sampling import samples_of, traffic_of
 from paceline_operator.tuning.state import Phase, State, Trial
+from paceline_operator.tuning.stretch import Stretch, stretch_of
 from paceline_operator.tuning.traffic import load_ahead
 from paceline_operator.tuning.view import ServiceView, merge
 from paceline_sim.calibrated import calibrate
@@ -25,6 +26,7 @@ __all__ = ["Brain", "Situation"]
 
 _WINDOWS = (4, 8, 16, 32)  # intervals; the first that holds enough requests is judged
 _ENOUGH = 60  # requests
+_LONGEST = 32  # intervals that a stretch of traffic is looked back
 _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
 _BATCHES = 15  # per interval: time batches of the guard
@@ -55,6 +57,7 @@ class Brain:
     state: State = field(default_factory=State)
     ledgers: dict[str, PodLedger] = field(default_factory=dict)
     view: ServiceView | None = None
+    stretch: Stretch | None = None
     decision: Decision | None = None
     searching: bool = False
     _guard: Objective | None = None
@@ -74,6 +77,7 @@ class Brain:
         """Take the situation in, move on, return what to do. `answer` is the twin's, if one has come."""
         objective = self.objective(situation)
         self.view = merge(self.ledgers.values(), objective, now, self._window(situation.interval, now))
+        self.stretch = self._stretch(objective, situation.interval, now)
         if answer is not None:
             self.searching = False
             self.decision = answer if self.state.phase is not Phase.VERIFYING else self.decision
@@ -91,6 +95,7 @@ class Brain:
             evidence=self._evidence(self.state.trial, objective, situation.interval, now),
             after=self._after(objective, now),
             score=self._score(objective, now),
+            stretch=self.stretch,
         )
         self.state, effects = advance(self.state, facts, now)
         if self.state.trial is None:
@@ -115,11 +120,12 @@ class Brain:
         trying = set(self.state.trial.pods) if self.state.trial is not None else set()
         applied = {pod.name for pod in situation.pods if pod.applied} - trying
         pods = [p for p in self.ledgers.values() if p.fresh and p.model is not None and p.name in applied]
-        if not pods or self.view is None:
+        if not pods or self.view is None or self.stretch is None:
             return None
         objective, newest = self.objective(situation), max(pods, key=lambda p: p.model.steps if p.model else 0)
         assert newest.model is not None
-        since = max(now - self.view.window, self.state.since if ask.only is not None else 0.0)
+        changed = self.state.since if ask.only is not None else 0.0
+        since, block_size = max(now - self.view.window, self.stretch.began, changed), int(situation.knobs["blockSize"])
         return Question(
             at=now,
             service=situation.service,
@@ -130,9 +136,10 @@ class Brain:
             num_blocks=max(1, min(p.gauges.kv_blocks_total for p in pods)),
             samples=samples_of(
                 pods, objective, since=since, now=now, epochs={p.name: p.epoch for p in pods},
-                block_size=int(situation.knobs["blockSize"]),
+                block_size=block_size,
             ),
-            load=1.0 if ask.only is not None else load_ahead(self.view),
+            traffic=traffic_of(pods, since=max(self.stretch.began, changed), block_size=block_size),
+            load=1.0 if ask.only is not None else load_ahead(self.stretch),
             pods=len(situation.pods),
             step_error=self.view.step_error,
             only=ask.only,
@@ -151,6 +158,14 @@ class Brain:
             if sum(arrival >= now - count * interval for arrival in arrivals) >= _ENOUGH:
                 return count * interval
         return _WINDOWS[-1] * interval
+
+    def _stretch(self, objective: Objective, interval: float, now: float) -> Stretch:
+        fresh = [pod for pod in self.ledgers.values() if pod.fresh]
+        share = len(self.ledgers) / len(fresh) if fresh else 1.0
+        found = stretch_of((r for pod in fresh for r in pod.records), now, _LONGEST * interval, interval, share)
+        known = self._under_current((pod.name for pod in fresh), found.began)
+        judged = [margin >= 0 for r in known if (margin := objective.margin(r, now)) is not None]
+        return replace(found, attainment=fmean(judged) if judged else 1.0)
 
     def _evidence(self, trial: Trial | None, objective: Objective, interval: float, now: float) -> Evidence | None:
         if trial is None or not trial.applied or not trial.pods:

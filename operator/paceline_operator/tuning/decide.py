@@ -16,15 +16,16 @@ from paceline_core.knobs import KNOBS, Knobs, knobs_from_wire, knobs_to_wire
 from paceline_operator.tuning.advice import advise, hardware
 from paceline_operator.tuning.candidates import allowed
 from paceline_operator.tuning.fidelity import check
+from paceline_operator.tuning.preference import better, certain_gain
 from paceline_operator.tuning.question import Question
-from paceline_operator.tuning.search import Found, better, search
+from paceline_operator.tuning.search import Found, search
 from paceline_operator.tuning.twin import Forecast, Twin
 
 __all__ = ["MIN_REQUESTS", "Decision", "decide"]
 
 MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
 _GAIN = 0.03  # least relative gain that is worth a change
-_SHARE_GAIN = 0.05  # least gain as a share of all requests: 240 requests tell a share to within 3 in a hundred
+_SHARE_GAIN = 0.02  # least gain as a share of all requests: 480 requests tell a share to within 2 in a hundred
 _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
 
 
@@ -32,8 +33,9 @@ _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
 class Decision:
     """What to do: `Change` to `target` (changed knobs, wire form), `Hold`, or `Freeze` (the twin can't be trusted).
 
-    `current` and `best` are the twin's forecasts at the load to come, `gain` the relative gain in goodput (without a stated
-    objective: in tokens/s), `error` the twin's own error, `confidence` from 0 to 1 how far the gain is beyond it.
+    `current` and `best` are the twin's forecasts at the load to come and that of now, half and half, `gain` the relative
+    gain in goodput (without a stated objective: in tokens/s), `error` the twin's own error, `confidence` from 0 to 1 how far
+    the gain is beyond it.
     `advice` is what only people decide about, `hardware` what would help where no setting does.
     """
 
@@ -87,7 +89,7 @@ def decide(question: Question) -> Decision:
             "Hold", "ObjectiveKept", _kept_text(question, ahead), current=ahead, best=ahead, errors=fidelity.errors,
             error=fidelity.attainment_error, tried=(({}, ahead),),
         )  # fmt: skip
-    found = search(twin, knobs, question, ahead)
+    found = search(twin, twin.traffic, knobs, question, ahead)
     return _judge(question, twin, knobs, found, fidelity.errors)
 
 
@@ -106,7 +108,10 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     if gain < _GAIN or share_gain < least:
         text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
         return Decision("Hold", "WithinError", text, **common)
-    if not _no_worse_now(question, twin, knobs, found):
+    if question.objective.stated and question.only is None and certain_gain(found.current, found.best) <= 0:
+        text = f"the best setting would gain {gain:.1%} on these requests, which may be chance"
+        return Decision("Hold", "Chance", text, **common)
+    if better(question.objective, *found.now):
         return Decision("Hold", "WorseNow", "what is best for the load to come would be worse for the load of now", **common)
     assert allowed(found.changes, question.bounds) or question.only is not None, "the search leaves the bounds"
     return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)
@@ -118,13 +123,6 @@ def gain_of(question: Question, current: Forecast, best: Forecast) -> float:
         (f.goodput if question.objective.stated else f.token_rate * (f.attainment > 0.5)) for f in (current, best)
     )
     return (after - before) / max(before, 0.05 * after, 1e-9)
-
-
-def _no_worse_now(question: Question, twin: Twin, knobs: Knobs, found: Found) -> bool:
-    if question.load == 1.0:
-        return True
-    now = twin.forecast(knobs), twin.forecast(found.knobs)
-    return not better(question, now[0], now[1])
 
 
 def _is_kept(question: Question, forecast: Forecast) -> bool:
@@ -139,7 +137,7 @@ def _kept_text(question: Question, ahead: Forecast) -> str:
 def _change_text(question: Question, found: Found, gain: float) -> str:
     own = knobs_to_wire(knobs_from_wire(question.knobs))
     steps = [f"{spec.name} {own[spec.name]} → {found.changes[spec.name]}" for spec in KNOBS if spec.name in found.changes]
-    text = f"{', '.join(steps)}: at {question.load:.2f} times the load of now, "
+    text = f"{', '.join(steps)}: at loads from that of now to {question.load:.2f} times as much, "
     if question.objective.stated:
         return (
             text

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.guard import Evidence
+from paceline_operator.tuning.stretch import Stretch
 from paceline_operator.tuning.view import ServiceView
 
 __all__ = ["Ask", "Effects", "Facts", "PodFact", "Tell"]
@@ -28,6 +29,7 @@ class PodFact:
 class Facts:
     """What is the case. `busy`: nothing may be changed now, and why; `searching`: an answer of the twin is under way.
 
+    `view` is of the last minutes, `stretch` of as long as the traffic has been what it is.
     `evidence` is that of the trial's guard; `after` (requests, share within the objective) is what came of a promotion.
     `knobs` are all knobs in force in wire form, without the trial.
     """
@@ -45,6 +47,7 @@ class Facts:
     evidence: Evidence | None = None
     after: tuple[int, float] = (0, 0.0)
     score: float = 1.0
+    stretch: Stretch | None = None
 
     def pod(self, name: str) -> PodFact | None:
         """Return the pod of that name."""

@@ -24,6 +24,8 @@ __all__ = ["advance"]
 
 _CANARY_MOST = 10  # intervals: what isn't clear by then is LowTraffic
 _APPLY_MOST = 2  # intervals for a pod to take a change over
+_LATEST = 32  # intervals between two searches at most: all requests that the twin is asked about are others then
+_FROZEN = 2  # intervals until the twin is checked again
 
 
 def advance(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
@@ -61,21 +63,27 @@ def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
         return state.told("Off", "tuning.mode is Off"), ()
     if facts.busy:
         return state.told("Frozen", facts.busy), ()
-    view = facts.view
-    if view is None or not view.fresh:
+    view, stretch = facts.view, facts.stretch
+    if view is None or stretch is None or not view.fresh:
         return state.told("NoMetrics", "no pod's figures can be used, see MetricsAvailable"), ()
-    state = follow(state, view, now, facts.interval)
+    state = follow(state, stretch, now, facts.interval)
     early = now - state.since < facts.interval  # a few seconds say nothing about traffic
-    if early or facts.searching or now < state.cooldown or not is_due(state, view, now, facts.percentile):
+    if early or facts.searching or now < state.cooldown or not is_due(state, stretch, now, facts.percentile):
         return state, ()
-    return looked(state, view, now, facts.percentile), (Ask(),)
+    return looked(state, stretch, now, facts.percentile), (Ask(),)
 
 
 def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
     text = decision.message
     if decision.kind != "Change":
         news = decision.kind == "Freeze" and state.reason != decision.reason
-        return _later(state, facts, now).told(decision.reason, text), (Tell("TuningFrozen", text, warning=True),) * news
+        # a freeze thaws by itself, and to look whether it has costs little
+        later = (
+            replace(state, next_search=now + _FROZEN * facts.interval)
+            if decision.kind == "Freeze"
+            else _later(state, facts, now)
+        )
+        return later.told(decision.reason, text), (Tell("TuningFrozen", text, warning=True),) * news
     if facts.mode != "Auto":
         news = state.message != text
         return _later(state, facts, now).told("Recommended", text), (Tell("TuningRecommended", text),) * news
@@ -89,13 +97,13 @@ def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tupl
 
 def _later(state: State, facts: Facts, now: float) -> State:
     """Return the state that asks again ever more rarely while nothing is to be done and the traffic stays what it is."""
-    waits = min(16, 2**state.idle_searches)
+    waits = min(_LATEST, 2**state.idle_searches)
     return replace(state, next_search=now + waits * facts.interval, idle_searches=state.idle_searches + 1)
 
 
 def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
     candidates = [pod for pod in facts.pods if pod.fresh and pod.applied]
-    assert facts.view is not None and decision.best is not None, "a decision is about what was observed"
+    assert facts.stretch is not None and decision.best is not None, "a decision is about what was observed"
     if not candidates:
         return state.told("NoMetrics", "no pod can be tried on"), ()
     first = min(candidates, key=lambda pod: pod.name)
@@ -106,7 +114,7 @@ def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[
         started=now,
         pods=(first.name,),
         process=first.process,
-        baseline=facts.view.attainment,
+        baseline=facts.stretch.attainment,
         score=facts.score,
         predicted=decision.best.attainment,
         promised=decision.best.attainment - (decision.current.attainment if decision.current is not None else 0.0),

@@ -52,10 +52,11 @@ class Question:
     """One decision to make.
 
     `knobs` are those in force, all in wire form; `bounds` gives lowest and highest value per knob that may be applied, in
-    Python form. `num_blocks` is the KV pool of a pod. `load` is the rate to prepare for, as a multiple of the recorded one;
-    `pods` how many share the traffic. `step_error` is how far the model was off on the last steps. `only`, if given, are
-    the settings (changes to `knobs`) to compare with: no search. `blocked` are settings that were tried and taken back,
-    `doubt` is the share of requests that such a setting had been promised to gain.
+    Python form. `num_blocks` is the KV pool of a pod. The twin is checked with `samples`; settings are compared on `traffic`
+    (without it on who came in the samples). `load` is the rate to prepare for, as a multiple of the recorded one; `pods` how
+    many share the traffic. `step_error` is how far the model was off on the last steps. `only`, if given, are the settings
+    (changes to `knobs`) to compare with: no search. `blocked` are settings that were tried and taken back, `doubt` is the
+    share of requests that such a setting had been promised to gain.
     """
 
     at: float
@@ -66,6 +67,7 @@ class Question:
     model: CalibratedModel
     num_blocks: int
     samples: tuple[Sample, ...]
+    traffic: tuple[Sample, ...] = ()
     load: float = 1.0
     pods: int = 1
     step_error: float = 0.0
@@ -86,6 +88,7 @@ class Question:
             "factors": self.model.to_json(),
             "numBlocks": self.num_blocks,
             "samples": [[_row(request) for request in sample] for sample in self.samples],
+            "traffic": [[_row(request) for request in sample] for sample in self.traffic],
             "load": self.load,
             "pods": self.pods,
             "stepError": self.step_error,
@@ -108,6 +111,7 @@ class Question:
                 model=_model(data),
                 num_blocks=data["numBlocks"],
                 samples=tuple(tuple(map(_seen, rows)) for rows in data["samples"]),
+                traffic=tuple(tuple(map(_seen, rows)) for rows in data.get("traffic", ())),
                 load=data["load"],
                 pods=data["pods"],
                 step_error=data["stepError"],

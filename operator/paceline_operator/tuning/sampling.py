@@ -1,21 +1,28 @@
-"""From what pods told to what the twin replays: some pods' own traffic, with what was there when the window began. Pure."""
+"""From what pods told to what the twin replays: some pods' own traffic. Pure.
+
+`samples_of` are for checking the twin: few requests under the knobs in force, with what was there when the window began.
+`traffic_of` is for choosing knobs: as many requests as tell what traffic is like, under whatever knobs they came.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.ledger import PodLedger
+from paceline_operator.tuning.lengths import LengthCurve
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Sample, SeenRequest
 from paceline_operator.tuning.view import tpot
 
-__all__ = ["samples_of"]
+__all__ = ["samples_of", "traffic_of"]
 
 _MOST_PODS = 3  # the twin is asked about so many pods' traffic: more would tell little, and cost as much again
-_MOST_REQUESTS = 240  # of all samples together: a replay of it takes a few tenths of a second
+_MOST_REQUESTS = 160  # of all samples together that count: they tell a share to within 4 in a hundred
+_MOST_TRAFFIC = 480  # of all pods' traffic together: a share of them within the objective is told to within 2 in a hundred
 _FEWEST = 10  # requests of a pod that are worth a replay
 _HASH_BLOCKS = 4  # blocks per prefix hash that a ledger keeps
 
@@ -25,17 +32,53 @@ def samples_of(
 ) -> tuple[Sample, ...]:
     """Return the samples of up to three pods, the busiest first, of requests from `since` on.
 
-    `epochs` gives the knob epoch that counts, by pod. A request without a known length (refused, still running) gets the
-    length that a finished one of at least its length so far would have.
+    `epochs` gives the knob epoch that counts, by pod. A request without a known length (refused, still running) gets one
+    that the others make likely.
     """
-    finished = sorted(r.output_tokens for pod in pods for r in pod.records if r.outcome == "finished")
-    ranked = sorted(pods, key=lambda pod: (-_count(pod, since), pod.name))[:_MOST_PODS]
+    curve = _curve(pods, since)
+    ranked = _busiest(pods, since)
     share = _MOST_REQUESTS // max(1, len(ranked))
     found = (
-        _window(pod, objective, since, now, epochs.get(pod.name), finished, block_size, share).sample(pod, share)
+        _window(pod, objective, since, now, epochs.get(pod.name), curve, block_size, share).sample(pod, share)
         for pod in ranked
     )
     return tuple(sample for sample in found if sum(row.counted for row in sample) >= _FEWEST)
+
+
+def traffic_of(pods: Sequence[PodLedger], *, since: float, block_size: int) -> tuple[Sample, ...]:
+    """Return who came to up to three pods, the busiest first, from `since` on: the newest, and not how they fared."""
+    curve, ranked = _curve(pods, since), _busiest(pods, since)
+    share = _MOST_TRAFFIC // max(1, len(ranked))
+    found = []
+    for pod in ranked:
+        newest = sorted((r for r in pod.records if r.arrival >= since), key=lambda r: r.arrival)[-share:]
+        rows = (
+            SeenRequest(
+                arrival=r.arrival - newest[0].arrival,
+                prompt=r.prompt_tokens,
+                output=_length(r, curve, number),
+                priority=r.priority,
+                hashes=r.prefix_hashes,
+                hash_tokens=_HASH_BLOCKS * block_size if r.prefix_hashes else 0,
+            )
+            for number, r in enumerate(newest)
+        )
+        found.append(tuple(row for row in rows if row.output > 0))
+    return tuple(sample for sample in found if len(sample) >= _FEWEST)
+
+
+def _busiest(pods: Sequence[PodLedger], since: float) -> list[PodLedger]:
+    return sorted(pods, key=lambda pod: (-_count(pod, since), pod.name))[:_MOST_PODS]
+
+
+def _curve(pods: Iterable[PodLedger], since: float) -> LengthCurve:
+    """Return how long requests become, told by those since then if enough of them have ended."""
+    records = [r for pod in pods for r in pod.records]
+    newer = [r for r in records if r.arrival >= since]
+    if sum(r.outcome == "finished" for r in newer) >= _FEWEST:
+        records = newer
+    ended = (r.output_tokens for r in records if r.outcome == "finished")
+    return LengthCurve(ended, (r.output_tokens for r in records if r.outcome == "unfinished"))
 
 
 def _count(pod: PodLedger, since: float) -> int:
@@ -53,24 +96,25 @@ class _Window:
     since: float
     now: float
     epoch: int | None
-    finished: Sequence[int]
+    curve: LengthCurve
     block_size: int
 
     def sample(self, pod: PodLedger, most: int) -> Sample:
         """Return at most `most` requests that were there at the start, and all that came since."""
         ordered = sorted(pod.records, key=lambda r: r.arrival)
         left = [r for r in ordered if r.arrival < self.start and (r.outcome == "unfinished" or (r.end or 0.0) > self.start)]
-        rows = [*map(self._left_over, left), *(self._seen(r) for r in ordered if r.arrival >= self.start)]
+        came = [r for r in ordered if r.arrival >= self.start]
+        rows = [*itertools.starmap(self._left_over, enumerate(left)), *itertools.starmap(self._seen, enumerate(came))]
         whole = [row for row in rows if row.output > 0]
         queued = sum(row.arrival <= 0 for row in whole)
         return tuple(whole[: min(queued, most)] + whole[queued:])
 
-    def _seen(self, r: RequestRecord) -> SeenRequest:
+    def _seen(self, number: int, r: RequestRecord) -> SeenRequest:
         margin = self.objective.margin(r, self.now)
         return SeenRequest(
             arrival=r.arrival - self.start,
             prompt=r.prompt_tokens,
-            output=_length(r, self.finished),
+            output=_length(r, self.curve, number),
             priority=r.priority,
             hashes=r.prefix_hashes,
             hash_tokens=_HASH_BLOCKS * self.block_size if r.prefix_hashes else 0,
@@ -80,9 +124,9 @@ class _Window:
             met=None if margin is None else margin >= 0 and r.outcome != "refused",
         )
 
-    def _left_over(self, r: RequestRecord) -> SeenRequest:
+    def _left_over(self, number: int, r: RequestRecord) -> SeenRequest:
         """Return what was left of a request at the start: what it had generated is part of its context, as its prompt is."""
-        output, share = _length(r, self.finished), 0.0
+        output, share = _length(r, self.curve, number), 0.0
         if r.first_token is not None and r.first_token < self.start:
             last = r.end if r.end is not None else self.now
             share = (self.start - r.first_token) / max(last - r.first_token, 1e-9)
@@ -91,22 +135,31 @@ class _Window:
 
 
 def _window(
-    pod: PodLedger, objective: Objective, since: float, now: float, epoch: int | None, finished: Sequence[int],
+    pod: PodLedger, objective: Objective, since: float, now: float, epoch: int | None, curve: LengthCurve,
     block_size: int, most: int,
 ) -> _Window:  # fmt: skip
-    """Return a window of at most `most` arrivals: the newer two thirds of them count, the others bring the queue about."""
+    """Return a window of at most `most` arrivals that count, and as many before them that bring the queue about.
+
+    It begins when fewest requests were there: the twin has to compute their prompts again, which the pod had done.
+    """
     own = sorted(r.arrival for r in pod.records if epoch in (None, r.epoch))
-    begin = own[0] if own else now
-    recent = [arrival for arrival in own if arrival >= since][-2 * most // 3 :]
+    recent = [arrival for arrival in own if arrival >= since][-most:]
     since = recent[0] if recent else now
-    before = [arrival for arrival in own if arrival < since][-(most - len(recent)) :]
-    return _Window(objective, before[0] if before else max(begin, since), since, now, epoch, finished, block_size)
+    before = [arrival for arrival in own if arrival <= since][-most:]
+    start = min(reversed(before), key=_crowd(pod.records), default=since)
+    return _Window(objective, start, since, now, epoch, curve, block_size)
 
 
-def _length(r: RequestRecord, finished: Sequence[int]) -> int:
-    """Return the output length: as it was, or the median of the finished ones that are longer than it is so far."""
+def _crowd(records: Iterable[RequestRecord]) -> Callable[[float], int]:
+    """Return what tells how many requests were there at a moment."""
+    rows = list(records)
+    arrivals, ends = sorted(r.arrival for r in rows), sorted(r.end for r in rows if r.end is not None)
+    return lambda at: bisect_left(arrivals, at) - bisect_right(ends, at)
+
+
+def _length(r: RequestRecord, curve: LengthCurve, number: int) -> int:
+    """Return the output length: as it was, or as it may become."""
     if r.outcome == "finished" or (r.outcome == "aborted" and r.output_tokens):
         return r.output_tokens
-    low = bisect_right(finished, r.output_tokens)
-    likely = finished[(low + len(finished)) // 2] if low < len(finished) else r.output_tokens
+    likely = curve.guess(r.output_tokens, number)
     return min(likely, r.max_tokens) if r.max_tokens else likely

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from paceline_operator.tuning.decide import MIN_REQUESTS
 from paceline_operator.tuning.state import State
-from paceline_operator.tuning.view import ServiceView
+from paceline_operator.tuning.stretch import Stretch
 
-__all__ = ["MOST_CHANGES", "budget_left", "follow", "is_due", "load_ahead", "looked", "moved", "signature_of"]
+__all__ = ["MOST_CHANGES", "budget_left", "follow", "is_due", "load_ahead", "looked", "moved"]
 
 MOST_CHANGES = 3  # per shift of the traffic
 _FORGOTTEN = 2880  # intervals after which a change doesn't count any more: a day of them at 30 s
-# Factors on rate, prompt p50 and p95, output p50. 60 requests tell a median to within a fifth and a p95 to within a third:
-# what is beyond the first is worth asking the twin about, and what is beyond the second renews the budget of changes.
+# Factors on rate, prompt p50 and p95, output p50, of stretches of one kind. 60 requests tell a median to within a fifth and
+# a p95 to within a third: what is beyond the first is worth asking the twin about, and what is beyond the second renews the
+# budget of changes.
 _MOVED = (1.4, 1.4, 2.0, 1.4)
 _SHIFTED = (2.0, 1.6, 2.5, 1.6)
 _LASTS, _APART = 3, 20  # intervals that it must last, and that must lie between two
@@ -22,25 +23,24 @@ _SAFETY = 1.25  # margin on the rate: 40 arrivals, a pod's in an interval, vary 
 _TREND_FROM, _TREND_MOST = 1.15, 1.5
 
 
-def signature_of(view: ServiceView) -> tuple[float, ...]:
-    """Return what makes traffic what it is: its rate and its lengths."""
-    return (view.arrival_rate, view.prompt_p50, view.prompt_p95, view.output_p50)
-
-
 def moved(old: Sequence[float], new: Sequence[float]) -> bool:
     """Return whether traffic has become another."""
     return len(old) != len(new) or _beyond(old, new, _MOVED)
 
 
-def follow(state: State, view: ServiceView, now: float, interval: float) -> State:
-    """Return the state after a look at the traffic: a shift that lasts renews the budget of changes and the trust."""
-    found = signature_of(view)
+def follow(state: State, stretch: Stretch, now: float, interval: float) -> State:
+    """Return the state after a look at the traffic: a shift that lasts renews the budget of changes and the trust.
+
+    The first looks at new traffic see little of it: what it is said to be is put right until there may be another shift.
+    """
+    found = stretch.signature
     if not state.shift:
-        return replace(state, shift=found, shifted=now) if view.requests >= MIN_REQUESTS else state
-    if not _beyond(state.shift, found, _SHIFTED):
-        return replace(state, shifting=0.0) if state.shifting else state
+        return replace(state, shift=found, shifted=now) if stretch.requests >= MIN_REQUESTS else state
+    early = now - state.shifted < _APART * interval
+    if not _beyond(state.shift, found, _SHIFTED) or (early and stretch.began <= state.shifted):
+        return replace(state, shifting=0.0, shift=found if early else state.shift)
     since = state.shifting or now
-    if now - since < _LASTS * interval or now - state.shifted < _APART * interval:
+    if now - since < _LASTS * interval or early:
         return replace(state, shifting=since)
     return replace(state, shift=found, shifted=now, shifting=0.0, begun=(), left=(), doubt=0.0)
 
@@ -55,22 +55,22 @@ def _beyond(old: Sequence[float], new: Sequence[float], factors: Sequence[float]
     return any(max(a, b) > factor * max(min(a, b), 1e-9) for a, b, factor in pairs if max(a, b) > 0)
 
 
-def is_due(state: State, view: ServiceView, now: float, percentile: float) -> bool:
+def is_due(state: State, stretch: Stretch, now: float, percentile: float) -> bool:
     """Return whether it is time to ask the twin."""
-    if view.requests < MIN_REQUESTS:
+    if stretch.requests < MIN_REQUESTS:
         return False
-    lost = state.kept and 100 * view.attainment < percentile
-    return now >= state.next_search or moved(state.signature, signature_of(view)) or lost
+    lost = state.kept and 100 * stretch.attainment < percentile
+    return now >= state.next_search or moved(state.signature, stretch.signature) or lost
 
 
-def looked(state: State, view: ServiceView, now: float, percentile: float) -> State:
+def looked(state: State, stretch: Stretch, now: float, percentile: float) -> State:
     """Return the state after the twin was asked about this traffic."""
-    fresh = moved(state.signature, signature_of(view))
+    fresh = moved(state.signature, stretch.signature)
     searches = 0 if fresh else state.idle_searches
-    kept = 100 * view.attainment >= percentile
-    return replace(state, signature=signature_of(view), idle_searches=searches, kept=kept, next_search=now)
+    kept = 100 * stretch.attainment >= percentile
+    return replace(state, signature=stretch.signature, idle_searches=searches, kept=kept, next_search=now)
 
 
-def load_ahead(view: ServiceView) -> float:
+def load_ahead(stretch: Stretch) -> float:
     """Return the rate to prepare for, as a multiple of the last one: what rises is taken to go on rising for a while."""
-    return _SAFETY * (min(view.trend, _TREND_MOST) if view.trend > _TREND_FROM else 1.0)
+    return _SAFETY * (min(stretch.trend, _TREND_MOST) if stretch.trend > _TREND_FROM else 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline_core.knobs import Knobs
@@ -22,12 +22,16 @@ _SOFT = 0.8  # of the objective: who is within this has room for the twin's erro
 _ANY_LENGTH = 1 << 24  # tokens: what a pod took fits its model, so the twin needn't know the limit
 
 
+_AVERAGED = ("attainment", "soft", "goodput", "token_rate", "ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95")
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What the twin expects: shares of requests within the objective, and within 0.8 of it (`soft`); requests/s within it
     per pod (`goodput`), generated tokens/s per pod, 95th percentiles in seconds, preemptions, the KV pool's peak share.
 
-    `unknown` names the features in which steps would be of a size that the model never saw even half of.
+    `unknown` names the features in which steps would be of a size that the model never saw even half of. `worths` gives per
+    request 1 if it is within 0.8 of the objective, a half if only within all of it, else 0.
     """
 
     requests: int
@@ -42,10 +46,24 @@ class Forecast:
     preemptions: int
     kv_peak: float
     unknown: tuple[str, ...] = ()
+    worths: tuple[float, ...] = ()
+
+    def mean(self, other: Forecast) -> Forecast:
+        """Return what to expect of the same requests if it is as likely to be this as `other`."""
+        assert self.requests == other.requests, "both are of the same requests"
+        means = {name: (getattr(self, name) + getattr(other, name)) / 2 for name in _AVERAGED}
+        return replace(
+            self,
+            **means,
+            preemptions=self.preemptions + other.preemptions,
+            kv_peak=max(self.kv_peak, other.kv_peak),
+            unknown=tuple(sorted({*self.unknown, *other.unknown})),
+            worths=tuple((a + b) / 2 for a, b in zip(self.worths, other.worths, strict=True)),
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON-ready data, rounded to what it is worth."""
-        figures = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Return it as JSON-ready data, rounded to what it is worth; without the single requests."""
+        figures = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "worths"}
         return {
             name: round(v, 6) if isinstance(v, float) else list(v) if isinstance(v, tuple) else v
             for name, v in figures.items()
@@ -53,55 +71,66 @@ class Forecast:
 
 
 class Twin:
-    """Replays a question's samples; remembers nothing but them."""
+    """Replays a question's samples and traffic; remembers nothing but them."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
-        capacity = question.num_blocks * question.knobs["blockSize"]
-        # a request that the pool can't hold was refused there and would be here: it is no traffic
-        kept = (tuple(r for r in sample if r.prompt + r.output <= capacity) for sample in question.samples)
-        self._samples = tuple(sample for sample in kept if sample)
-        arrivals = (tuple(r for r in sample if r.counted or r.arrival > 0) for sample in self._samples)
-        self._arrivals = tuple(sample for sample in arrivals if sample)
-        self._rate = sum(map(_rate, self._samples)) / max(1, len(self._samples))
+        self._samples = self._that_fit(question.samples)
+        # a queue that was there already is left out: it is the current knobs' doing, and every setting drains it once
+        came = (tuple(r for r in sample if r.counted or r.arrival > 0) for sample in self._samples)
+        self._traffic = self._that_fit(question.traffic) or tuple(sample for sample in came if sample)
+        self._rate = sum(map(_rate, self._traffic)) / max(1, len(self._traffic))
+
+    def _that_fit(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        """Leave out requests that the pool can't hold: they were refused there and would be here, and are no traffic."""
+        capacity = self._question.num_blocks * self._question.knobs["blockSize"]
+        kept = (tuple(r for r in sample if r.prompt + r.output <= capacity) for sample in samples)
+        return tuple(sample for sample in kept if sample)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """What is replayed."""
+        """What the twin is checked with."""
         return self._samples
+
+    @property
+    def traffic(self) -> tuple[Sample, ...]:
+        """What settings are compared on."""
+        return self._traffic
 
     def outcomes(self, knobs: Knobs) -> list[tuple[Sample, Result]]:
         """Return each sample with its replay under `knobs`: all of it, what was there at its beginning too."""
         return [(sample, self._replay(sample, knobs, 1.0, self._question.model)) for sample in self._samples]
 
     def forecast(
-        self, knobs: Knobs, *, load: float = 1.0, model: StepPredictor | None = None, watch: bool = False
-    ) -> Forecast:
-        """Return what to expect of this traffic in the long run; with `watch` also whether the model knows such steps.
-
-        A queue that was there already is left out: it is the current knobs' doing, and every setting drains it once.
+        self, knobs: Knobs, *, load: float = 1.0, model: StepPredictor | None = None, watch: bool = False,
+        piece: Sequence[Sample] | None = None,
+    ) -> Forecast:  # fmt: skip
+        """Return what to expect of this traffic in the long run, told by a `piece` of it or all;
+        with `watch` also whether the model knows such steps.
         """
         widest = _Widest() if watch else None
-        found = [
-            (sample, self._replay(sample, knobs, load, model or self._question.model, widest)) for sample in self._arrivals
+        results = [
+            self._replay(sample, knobs, load, model or self._question.model, widest)
+            for sample in (self._traffic if piece is None else piece)
         ]
         slo, soft = self._question.objective.slo(), self._question.objective.slo(_SOFT)
-        counted = [o for sample, result in found for o in result.outcomes if sample[o.index].counted]
-        ttfts, tpots = ([t for t in map(key, counted) if t is not None] for key in (_ttft, _tpot))
-        attainment = _share(counted, slo)
+        outcomes = [o for result in results for o in result.outcomes]
+        ttfts, tpots = ([t for t in map(key, outcomes) if t is not None] for key in (_ttft, _tpot))
+        attainment, comfort = _share(outcomes, slo), _share(outcomes, soft)
         return Forecast(
-            requests=len(counted),
+            requests=len(outcomes),
             attainment=attainment,
-            soft=_share(counted, soft),
+            soft=comfort,
             goodput=attainment * self._rate * load,
-            token_rate=sum(_token_rate(result) for _, result in found) / max(1, len(found)),
+            token_rate=sum(map(_token_rate, results)) / max(1, len(results)),
             ttft_p50=percentile(ttfts, 50),
             ttft_p95=percentile(ttfts, 95),
             tpot_p50=percentile(tpots, 50),
             tpot_p95=percentile(tpots, 95),
-            preemptions=sum(result.preemptions for _, result in found),
-            kv_peak=max((result.kv_peak / result.kv_blocks for _, result in found), default=0.0),
+            preemptions=sum(result.preemptions for result in results),
+            kv_peak=max((result.kv_peak / result.kv_blocks for result in results), default=0.0),
             unknown=widest.outside(self._question.model.base) if widest is not None else (),
+            worths=tuple((slo.met(o) + soft.met(o)) / 2 for o in outcomes),
         )
 
     def _replay(
@@ -117,28 +146,26 @@ class Twin:
             num_blocks=blocks,
             max_model_len=_ANY_LENGTH,
             on_step=None if widest is None else widest.see,
+            causes=False,
         )
 
 
 class _Widest:
-    """The largest size of each feature over all steps."""
+    """The most decodes and prompt tokens of any step: what else there is to a step has no cost that can be guessed wrong."""
 
     def __init__(self) -> None:
-        self._most = StepShape()
+        self._decodes = self._prefills = 0
 
     def see(self, end: float, seconds: float, shape: StepShape, blocks: int) -> None:
         """Take one step."""
-        a, b = self._most, shape
-        self._most = StepShape(
-            max(a.decode_tokens, b.decode_tokens),
-            max(a.prefill_tokens, b.prefill_tokens),
-            max(a.context_tokens, b.context_tokens),
-            max(a.prefill_attention, b.prefill_attention),
-        )
+        if shape.decode_tokens > self._decodes:
+            self._decodes = shape.decode_tokens
+        if shape.prefill_tokens > self._prefills:
+            self._prefills = shape.prefill_tokens
 
     def outside(self, model: StepModel) -> tuple[str, ...]:
-        """Return the features in which `model` would be guessing; one without a cost can't be guessed wrong by much."""
-        return tuple(name for name in model.outside(self._most) if name in ("decode_tokens", "prefill_tokens"))
+        """Return the features in which `model` would be guessing."""
+        return model.outside(StepShape(self._decodes, self._prefills))
 
 
 def _share(outcomes: Sequence[Outcome], slo: Slo) -> float:
@@ -146,9 +173,8 @@ def _share(outcomes: Sequence[Outcome], slo: Slo) -> float:
 
 
 def _rate(sample: Sample) -> float:
-    counted = [r for r in sample if r.counted] or list(sample)
-    span = counted[-1].arrival - counted[0].arrival
-    return (len(counted) - 1) / span if span > 0 else 0.0
+    span = sample[-1].arrival - sample[0].arrival
+    return (len(sample) - 1) / span if span > 0 else 0.0
 
 
 def _token_rate(result: Result) -> float:

@@ -1,0 +1,256 @@
+"""How many settings are compared on little traffic: pieces that stand for all of it, rungs, and what may be chance."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tuning_kit import Service, bad_start
+
+from paceline_core.knobs import Knobs, knobs_to_wire
+from paceline_core.step_time import StepModel
+from paceline_operator.tuning.decide import decide
+from paceline_operator.tuning.decision_log import DecisionLog, replay
+from paceline_operator.tuning.lengths import LengthCurve
+from paceline_operator.tuning.objective import Objective
+from paceline_operator.tuning.preference import better, certain_gain
+from paceline_operator.tuning.question import Question, SeenRequest
+from paceline_operator.tuning.screen import FINE, ROUGH, Rung, piece_of
+from paceline_operator.tuning.search import search
+from paceline_operator.tuning.twin import Forecast, Twin
+from paceline_sim.calibrated import CalibratedModel
+from paceline_sim.generate import Lengths, bursty
+
+
+def forecast(attainment=1.0, **changes):
+    found = Forecast(100, attainment, attainment, attainment, 1.0, 0.1, 0.2, 0.01, 0.02, 0, 0.5)
+    return replace(found, **changes)
+
+
+def rows(*, burst=3.0, seconds=600.0, rate=1.0, seed=0):
+    """Ten minutes with two bursts."""
+    lengths = Lengths({50: 150, 100: 400}), Lengths({50: 40, 100: 90})
+    trace = bursty(rate, seconds, *lengths, burst=burst, every=300.0, seed=seed)
+    return tuple(SeenRequest(r.arrival, r.prompt_len, r.output_len) for r in trace.requests)
+
+
+# pieces
+
+
+def test_a_piece_has_the_busiest_moment_and_a_usual_one():
+    sample = rows()
+    usual, busiest = piece_of([sample], ROUGH)
+    assert len(usual) == len(busiest) == ROUGH // 2
+    span, spans = sample[-1].arrival - sample[0].arrival, [p[-1].arrival - p[0].arrival for p in (usual, busiest)]
+    assert ROUGH / 2 / spans[0] == pytest.approx(len(sample) / span, rel=0.3)
+    assert spans[1] < 0.6 * spans[0]
+
+
+def test_what_is_hardly_more_than_a_piece_is_taken_whole():
+    assert piece_of([rows()[:100]], ROUGH) is None and piece_of([], ROUGH) is None
+    assert sum(map(len, piece_of([rows()[:150]], ROUGH))) == ROUGH
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=3), st.sampled_from([ROUGH, FINE]))
+def test_a_piece_of_any_traffic_is_requests_in_a_row_and_no_more_than_asked_for(counts, count):
+    samples = [rows(seed=number)[:size] for number, size in enumerate(counts)]
+    piece = piece_of(samples, count)
+    if piece is None:
+        assert sum(map(len, samples)) < 1.5 * count
+        return
+    assert 0 < sum(map(len, piece)) <= count
+    for part in piece:
+        assert any(part == s[i : i + len(part)] for s in samples for i in range(len(s)))
+
+
+# rungs
+
+
+class Plain:
+    """A twin that knows what each setting is worth, and counts how many requests it was asked about."""
+
+    def __init__(self, worth, whole=480):
+        self.worth, self.whole, self.asked = worth, whole, []
+
+    def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
+        count = self.whole if piece is None else sum(map(len, piece))
+        self.asked.append((knobs, count, load))
+        share = self.worth(knobs, load)
+        return forecast(share, requests=count, worths=(share,) * count)
+
+
+def question(**changes):
+    plain = Question(
+        at=0.0, service="team/chat", knobs=knobs_to_wire(Knobs()), bounds={}, objective=Objective(1.0, 0.05),
+        model=CalibratedModel(StepModel(0.01)), num_blocks=4000, samples=(), load=1.25,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def slots(best):
+    """Each doubling away from the best number of slots costs a tenth."""
+    return lambda knobs, _load: max(0.0, 1.0 - 0.1 * abs(knobs.max_num_seqs.bit_length() - best.bit_length()))
+
+
+def found_by(twin, base, asked=None):
+    traffic = [rows(), rows(seed=1)]
+    asked = asked or question()
+    return search(twin, traffic, base, asked, twin.forecast(base, load=asked.load))
+
+
+@pytest.mark.parametrize("best", [2, 16, 64])
+def test_the_best_setting_comes_through_all_rungs(best):
+    twin = Plain(slots(best))
+    found = found_by(twin, Knobs(max_num_seqs=256))
+    assert found.knobs.max_num_seqs.bit_length() == best.bit_length() and found.best.attainment == 1.0
+
+
+def test_all_traffic_is_replayed_under_three_settings_at_most_and_the_rest_screened_on_a_fraction_of_it():
+    twin = Plain(slots(16))
+    found_by(twin, Knobs(max_num_seqs=256))
+    whole = {knobs for knobs, count, _ in twin.asked if count == twin.whole}
+    tried = {knobs for knobs, _, _ in twin.asked}
+    assert len(whole) <= 3 and Knobs(max_num_seqs=256) in whole and len(tried) > 12
+    assert len(twin.asked) == len({(knobs, count, load) for knobs, count, load in twin.asked})  # nothing twice
+    assert sum(count for _, count, _ in twin.asked) < len(tried) * twin.whole / 2
+
+
+def test_what_only_shines_on_a_piece_is_found_out_on_all_of_it():
+    class Deceived(Plain):
+        def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
+            made = super().forecast(knobs, load=load, watch=watch, piece=piece)
+            return replace(made, attainment=1.0, soft=1.0) if piece is not None and knobs.max_num_seqs < 8 else made
+
+    found = found_by(Deceived(slots(256)), Knobs(max_num_seqs=256))
+    assert found.knobs == Knobs(max_num_seqs=256) and not found.changes
+
+
+def test_what_is_best_for_the_load_to_come_alone_must_not_cost_more_now():
+    def worth(knobs, load):
+        narrow = knobs.max_num_seqs <= 16
+        return (0.5 if narrow else 0.9) if load == 1.0 else (0.7 if narrow else 0.6)
+
+    found = found_by(Plain(worth), Knobs(max_num_seqs=256))
+    assert not found.changes and found.now[0].attainment == 0.9 and found.current.attainment == pytest.approx(0.75)
+
+
+def test_steps_that_the_model_never_saw_are_not_recommended():
+    class Guessing(Plain):
+        def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
+            made = super().forecast(knobs, load=load, watch=watch, piece=piece)
+            return replace(made, unknown=("decode_tokens",) if watch and knobs.max_num_seqs > 32 else ())
+
+    found = found_by(Guessing(slots(128)), Knobs(max_num_seqs=16))
+    assert found.knobs.max_num_seqs <= 32
+
+
+def test_of_equals_the_first_is_the_best():
+    rung = Rung(Plain(lambda _knobs, _load: 0.5), Objective(1.0, 0.05), 1.0)
+    settings_ = [Knobs(max_num_seqs=count) for count in (8, 4, 16)]
+    assert rung.best(settings_, 2) == settings_[:2] and rung.best([], 1) == []
+
+
+# chance
+
+
+def drawn(chance, seed, count=480):
+    rng = random.Random(seed)
+    return tuple(float(rng.random() < chance) for _ in range(count))
+
+
+def test_a_gain_that_may_be_chance_is_none():
+    wrong = sum(certain_gain(forecast(worths=drawn(0.7, i)), forecast(worths=drawn(0.7, -i - 1))) > 0 for i in range(400))
+    assert wrong <= 0.06 * 400  # once in 31 times by the t distribution; counted over fixed seeds
+    right = sum(certain_gain(forecast(worths=drawn(0.7, i)), forecast(worths=drawn(0.85, -i - 1))) > 0 for i in range(100))
+    assert right >= 95
+
+
+def test_too_few_requests_prove_nothing_and_requests_of_one_moment_are_one_observation():
+    assert certain_gain(forecast(worths=(0.0,) * 39), forecast(worths=(1.0,) * 39)) == 0.0
+    assert certain_gain(forecast(worths=(0.0,) * 40), forecast(worths=(1.0,) * 40)) == 1.0
+    burst = (0.0,) * 450 + (1.0,) * 30
+    assert certain_gain(forecast(worths=(0.0,) * 480), forecast(worths=burst)) < 0  # one lucky minute
+
+
+def test_better_is_more_in_time_then_faster_then_fewer_preemptions():
+    objective = Objective(1.0, 0.05)
+    assert better(objective, forecast(0.9), forecast(0.8)) and not better(objective, forecast(0.8), forecast(0.9))
+    assert better(objective, forecast(0.9, ttft_p95=0.1), forecast(0.9, ttft_p95=0.9))
+    assert better(objective, forecast(0.9), forecast(0.9, preemptions=3))
+    assert better(objective, forecast(0.0, token_rate=2.0), forecast(0.01))  # nobody in time: what drains the queue
+
+
+# lengths of what runs still
+
+
+def test_whoever_runs_still_counts_as_longer_than_it_is():
+    ended, running = [10] * 50 + [100] * 5, [90] * 45
+    guesses = [LengthCurve(ended, running).guess(0, number) for number in range(200)]
+    assert sum(guess > 90 for guess in guesses) / 200 == pytest.approx(0.5, abs=0.02)
+    assert sum(guess > 90 for guess in (LengthCurve(ended, []).guess(0, n) for n in range(200))) < 40
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 50), max_size=30), st.lists(st.integers(0, 60), max_size=30), st.integers(0, 80),
+    st.integers(0, 500),
+)  # fmt: skip
+def test_a_guess_is_longer_than_what_is_there(ended, running, so_far, number):
+    assert LengthCurve(ended, running).guess(so_far, number) > so_far
+
+
+def test_guesses_are_spread_as_lengths_are():
+    ended = list(range(1, 101))
+    guesses = sorted(LengthCurve(ended, []).guess(0, number) for number in range(100))
+    assert all(abs(guess - length) <= 4 for guess, length in zip(guesses, ended, strict=True))
+
+
+# decisions
+
+
+@pytest.fixture(scope="module")
+def busy():
+    """A question about minutes of traffic: one slot, and twice the traffic that it can serve."""
+    service = Service(Knobs(max_num_seqs=1), rate=3.0, seconds=300.0)
+    service.mode = "Recommend"
+    service.run(240, every=10.0)
+    return service.questions[-1]
+
+
+def test_a_question_holds_more_traffic_than_the_twin_is_checked_with(busy):
+    assert sum(map(len, busy.traffic)) == 480 and sum(r.counted for s in busy.samples for r in s) <= 160
+    assert all(r.ttft is None and r.met is None for sample in busy.traffic for r in sample)
+
+
+def test_a_decision_costs_few_replays(busy, monkeypatch):
+    replayed = []
+    plain = Twin._replay
+
+    def counted(self, sample, *rest):
+        replayed.append(len(sample))
+        return plain(self, sample, *rest)
+
+    monkeypatch.setattr(Twin, "_replay", counted)
+    decision = decide(busy)
+    assert decision.kind == "Change" and decision.target["maxNumSeqs"] >= 4
+    assert sum(replayed) < 8_000  # 30 settings on all of it would be 14,400, and as much again at the other load
+
+
+def test_a_logged_decision_is_made_again_from_its_line_alone(busy, tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    DecisionLog(path).add(busy, decide(busy), {"pod-0": 0})
+    ((asked, logged, again),) = replay(path)
+    assert again.to_json() == logged and asked.traffic == busy.traffic
+    line = json.loads(path.read_text(encoding="utf-8"))
+    del line["question"]["traffic"]  # as an operator of the last version wrote it
+    assert Question.from_json(line["question"]).traffic == ()
+
+
+def test_lengths_of_what_runs_are_guessed_with_the_rest_of_the_traffic():
+    service = bad_start(rate=4.0).run(20)
+    (first, *_) = service.questions
+    outputs = [r.output for sample in first.traffic for r in sample]
+    assert min(outputs) >= 1 and max(outputs) <= 90  # max_tokens caps what is guessed

@@ -1,0 +1,103 @@
+"""How far back traffic is of one kind: through bursts and calm, and not beyond a shift."""
+
+import pytest
+
+from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.state import State
+from paceline_operator.tuning.stretch import stretch_of
+from paceline_operator.tuning.traffic import follow, load_ahead
+from paceline_sim.generate import Lengths, bursty
+
+INTERVAL, MOST = 30.0, 960.0
+CHAT = {50: 120, 95: 600, 100: 1500}, {50: 80, 95: 260, 100: 400}
+RAG = {50: 1800, 95: 4000, 100: 6000}, {50: 120, 95: 300, 100: 500}
+MIXED = {50: 150, 80: 400, 90: 4000, 100: 9000}, {50: 80, 95: 250, 100: 400}  # chat with a long prompt now and then
+BRIEF = {50: 120, 95: 600, 100: 1500}, {50: 30, 95: 90, 100: 140}  # chat's prompts, shorter answers
+
+
+def came(kind, begin, seconds, *, rate=1.0, burst=3.0, seed=0, runs=20.0):
+    """Records of traffic of a kind; each request runs for some seconds."""
+    prompts, outputs = (Lengths(points, least=8) for points in kind)
+    trace = bursty(rate, seconds, prompts, outputs, burst=burst, every=300.0, seed=seed)
+    end, found = begin + seconds, []
+    for number, r in enumerate(trace.requests):
+        ended = r.arrival + begin + runs <= end
+        found.append(
+            RequestRecord(
+                f"{begin}-{seed}-{number}", r.arrival + begin, r.prompt_len, r.output_len if ended else 1,
+                "finished" if ended else "unfinished", 0, 0, end=r.arrival + begin + runs if ended else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+def told(records, now, **options):
+    return stretch_of(records, now, options.pop("most", MOST), INTERVAL, **options)
+
+
+@pytest.mark.parametrize("kind", [CHAT, RAG, MIXED])
+def test_bursts_are_part_of_the_traffic_they_come_in(kind):
+    whole = 0
+    for seed in range(20):
+        found = told(records := came(kind, 0.0, 900.0, seed=seed), 900.0)
+        whole += found.requests > 0.95 * len(records)
+        assert found.requests >= 30
+    assert whole >= 19
+
+
+@pytest.mark.parametrize(("before", "after"), [(CHAT, RAG), (RAG, CHAT), (CHAT, BRIEF)])
+def test_a_shift_ends_the_stretch(before, after):
+    for seed in range(10):
+        records = [*came(before, 0.0, 600.0, seed=seed), *came(after, 600.0, 200.0, seed=seed + 100)]
+        began = told(records, 800.0).began
+        assert 530.0 <= began <= 665.0, (seed, began)  # to a block of forty
+
+
+def test_a_shift_is_seen_within_a_minute_of_traffic():
+    records = [*came(CHAT, 0.0, 600.0), *came(RAG, 600.0, 60.0, burst=1.0)]
+    found = told(records, 660.0)
+    assert found.began > 560.0 and found.requests < 100
+
+
+def test_what_has_not_ended_yet_makes_no_shift():
+    records = came(CHAT, 0.0, 600.0, runs=90.0)  # the last ninety seconds' requests have one token each so far
+    assert told(records, 600.0).requests > 0.95 * len(records)
+
+
+def test_one_giant_request_and_one_length_for_all_are_no_shift():
+    records = came(CHAT, 0.0, 600.0)
+    records[-5] = RequestRecord("giant", records[-5].arrival, 1_000_000, 1, "unfinished", 0, 0)
+    assert told(records, 600.0).requests > 0.95 * len(records)
+    alike = [RequestRecord(f"r{i}", float(i), 100, 10, "finished", 0, 0) for i in range(300)]
+    assert told(alike, 300.0).requests == 300
+    longer = [RequestRecord(f"l{i}", 300.0 + i, 130, 10, "finished", 0, 0) for i in range(80)]
+    assert told([*alike, *longer], 380.0).began == 300.0
+
+
+def test_its_rate_is_of_the_last_minutes_and_made_up_for_silent_pods():
+    records = [*came(CHAT, 0.0, 600.0, burst=1.0), *came(CHAT, 600.0, 300.0, rate=3.0, burst=1.0, seed=1)]
+    assert told(records, 900.0).rate == pytest.approx(3.0, rel=0.15)
+    assert told(records, 900.0, share=2.0).rate == pytest.approx(6.0, rel=0.15)
+    assert told([], 900.0).rate == 0.0 and told([], 900.0).requests == 0
+
+
+def test_a_burst_is_no_trend_and_growth_is():
+    ahead = [load_ahead(told(came(CHAT, 0.0, 900.0, seed=seed), 900.0)) for seed in range(20)]
+    assert sorted(ahead)[-3] == 1.25  # in 18 of 20 at least
+    rising = [r for part in range(9) for r in came(CHAT, 100.0 * part, 100.0, rate=1.0 + part / 4, burst=1.0, seed=part)]
+    assert load_ahead(told(rising, 900.0)) > 1.6
+
+
+def test_the_first_looks_at_new_traffic_are_put_right_and_renew_nothing():
+    records = came(CHAT, 0.0, 3000.0)  # begins with a burst: the first minute's rate is twice the mean
+    state, begun = State(begun=(1.0, 2.0, 3.0)), []
+    for look in range(1, 100):
+        now = look * INTERVAL
+        state = follow(state, told([r for r in records if r.arrival <= now], now), now, INTERVAL)
+        begun.append(len(state.begun))
+    assert set(begun) == {3} and state.shift[0] == pytest.approx(1.0, rel=0.3)
+    later = [*records, *came(RAG, 3000.0, 600.0, seed=1)]
+    for look in range(100, 120):
+        now = look * INTERVAL
+        state = follow(state, told([r for r in later if r.arrival <= now], now), now, INTERVAL)
+    assert state.begun == ()
