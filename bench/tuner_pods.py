@@ -45,7 +45,8 @@ class Load(Protocol):
 class Run:
     """One scenario under one setting. `goodput` (requests/s) and `attainment` are of the judged part, `overall` of all.
 
-    `series` holds requests in time and all requests per five seconds, `story` what the status said and when.
+    `rate` is that of the traffic (requests/s) where it was the same throughout, else 0. `series` holds requests in time and
+    all requests per five seconds, `story` what the status said and when.
     """
 
     scenario: str
@@ -59,6 +60,7 @@ class Run:
     final: str
     restarts: int = 0
     load: float = 0.0
+    rate: float = 0.0
     series: Sequence[Sequence[int]] = ()
     story: Sequence[str] = field(default=())
 
@@ -105,7 +107,7 @@ class Stack:
 
 def run(
     stack: Stack, manifest: Mapping[str, Any], load: Callable[[Fleet], Load], *, scenario: str, setting: str,
-    seconds: float, judged: float,
+    seconds: float, judged: float, rate: float = 0.0,
 ) -> Run:  # fmt: skip
     """Start a service, put a load on it for `seconds`, remove it. Goodput counts from `judged` seconds on."""
     fleet, story = stack.start(manifest), list[str]()
@@ -131,6 +133,7 @@ def run(
         final="/".join(str(effective.get(k, {}).get("value")) for k in ("maxNumSeqs", "maxNumBatchedTokens")),
         restarts=sum(pod.restarts for pod in pods),
         load=os.getloadavg()[0],
+        rate=rate,
         series=_series(traffic.sent, seconds),
         story=story,
     )

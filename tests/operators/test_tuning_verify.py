@@ -219,21 +219,21 @@ def test_a_day_later_there_may_be_changes_again():
 def test_without_budget_a_change_is_not_begun_and_the_twin_is_asked_ever_more_rarely(views):
     forecast = Forecast(100, 1.0, 1.0, 1.0, 1.0, 0.1, 0.2, 0.01, 0.02, 0, 0.5)
     decision = Decision("Change", "Better", "", target=NEW, current=forecast, best=forecast, gain=1.0)
-    state = State(spec_hash="h1", begun=(0.0, 1.0, 2.0))
+    state = State(spec_hash="h1", begun=(0.0, 1.0, 2.0), next_search=45.0)  # asked then, answered 5 s later
     facts = Facts("Auto", "h1", OLD, (PodFact("pod-0", "pod-0"),), None, INTERVAL, decision=decision)
     first, effects = advance(state, facts, 50.0)
-    second, _ = advance(first, facts, 60.0)
+    second, _ = advance(first, facts, first.next_search + 5.0)
     assert first.reason == "EnoughChanges" and first.trial is None and not effects
-    assert second.next_search - 60.0 == 2 * (first.next_search - 50.0)
+    assert first.next_search == 45.0 + INTERVAL and second.next_search == first.next_search + 2 * INTERVAL
 
 
 def test_a_freeze_is_looked_at_again_soon_however_long_it_lasts():
     frozen = Decision("Freeze", "TwinOff", "off")
-    state, now = State(spec_hash="h1", idle_searches=5), 0.0
+    state, asked = State(spec_hash="h1", idle_searches=5), 0.0
     for _ in range(4):
-        now += 50.0
-        state, _ = advance(state, Facts("Auto", "h1", OLD, (), None, INTERVAL, decision=frozen), now)
-        assert state.next_search - now == 2 * INTERVAL and state.idle_searches == 5
+        state, _ = advance(state, Facts("Auto", "h1", OLD, (), None, INTERVAL, decision=frozen), asked + 5.0)
+        assert state.next_search - asked == 2 * INTERVAL and state.idle_searches == 5
+        asked = state.next_search
 
 
 # what follows from a change for the next one

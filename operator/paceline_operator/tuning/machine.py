@@ -79,26 +79,29 @@ def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tupl
         news = decision.kind == "Freeze" and state.reason != decision.reason
         # a freeze thaws by itself, and to look whether it has costs little
         later = (
-            replace(state, next_search=now + _FROZEN * facts.interval)
+            replace(state, next_search=state.next_search + _FROZEN * facts.interval)
             if decision.kind == "Freeze"
-            else _later(state, facts, now)
+            else _later(state, facts)
         )
         return later.told(decision.reason, text), (Tell("TuningFrozen", text, warning=True),) * news
     if facts.mode != "Auto":
         news = state.message != text
-        return _later(state, facts, now).told("Recommended", text), (Tell("TuningRecommended", text),) * news
+        return _later(state, facts).told("Recommended", text), (Tell("TuningRecommended", text),) * news
     if facts.busy:
         return replace(state, next_search=now + facts.interval).told("Frozen", facts.busy), ()
     if not budget_left(state, now, facts.interval):
         text = f"{MOST_CHANGES} changes were made since the traffic shifted: no more until it shifts again"
-        return _later(state, facts, now).told("EnoughChanges", text), ()
+        return _later(state, facts).told("EnoughChanges", text), ()
     return _start(state, facts, decision, now)
 
 
-def _later(state: State, facts: Facts, now: float) -> State:
-    """Return the state that asks again ever more rarely while nothing is to be done and the traffic stays what it is."""
+def _later(state: State, facts: Facts) -> State:
+    """Return the state that asks again ever more rarely while nothing is to be done and the traffic stays what it is.
+
+    It counts from when the twin was asked (`looked`): counted from its answer, an interval would end just after a look.
+    """
     waits = min(_LATEST, 2**state.idle_searches)
-    return replace(state, next_search=now + waits * facts.interval, idle_searches=state.idle_searches + 1)
+    return replace(state, next_search=state.next_search + waits * facts.interval, idle_searches=state.idle_searches + 1)
 
 
 def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
