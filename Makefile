@@ -53,9 +53,10 @@ e2e: setup ## run the end-to-end suite here and on the cluster that KUBECONFIG n
 	@$(RUN) -m pytest tests/e2e $(E2E_ARGS)
 
 # the interpreter is slow and builds are many: the quick selection is part of `make test`; this one may run beside others
-kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, then built for four GPU targets
+kernels-check: setup ## run the full matrix of the Triton kernels: under the interpreter, built for four GPU targets, gpu-check's dry run
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest tests/kernels -m slow -n $(WORKERS) --timeout=1200
 	@env -u TRITON_INTERPRET $(RUN) -m paceline_kernels.triton_ops.build_all
+	@PYTHONPATH=runtime:kernels $(RUN) -m bench.gpu_check --dry
 
 # nothing is installed for it: a GPU machine has its own torch, triton and transformers
 gpu-check: ## check and measure everything on one GPU in less than 8 minutes (GPU_ARGS=--dry proves the script without one)

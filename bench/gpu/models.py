@@ -9,6 +9,7 @@ from bench.gpu.sizes import Sizes
 
 from paceline_core.knobs import Knobs
 from paceline_core.plan import StepPlan, StepShape
+from paceline_kernels import use_kernels
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.engine import Engine
 from paceline_runtime.gpu_device import device_for
@@ -77,7 +78,8 @@ class BenchModel:
 def build(sizes: Sizes, config: ModelConfig, *, max_seqs: int, weights: WeightSource | None = None) -> BenchModel:
     """Load a model as the server's loader does: weights, the largest step, the pool in what is left, graphs."""
     device = device_for(sizes.device)
-    decoder = Decoder(config, weights or DeviceWeights(sizes), dtype=sizes.dtype, device=sizes.device)
+    with use_kernels("triton"):  # a dry run is on a CPU, whose own kernels would want another layout
+        decoder = Decoder(config, weights or DeviceWeights(sizes), dtype=sizes.dtype, device=sizes.device)
     kv = KvPool(config, 1, BLOCK_SIZE, sizes.dtype, sizes.device)
     executor = PagedExecutor(decoder, kv, device, max_seqs=max_seqs, max_len=sizes.max_len)
     size, useful = block_bytes(config, BLOCK_SIZE, sizes.dtype), max_seqs * -(-sizes.max_len // BLOCK_SIZE)
