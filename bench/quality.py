@@ -31,7 +31,7 @@ TEXT = Path(__file__).parent / "data" / "english.txt"
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 16
 # Tokens computed at once: the kernels for a prompt's many rows round otherwise than those for the few rows of decodes.
-PROMPT, DECODE = 256, 8
+PROMPT, DECODE = 256, 4
 INT8_BOUND = 0.01
 
 

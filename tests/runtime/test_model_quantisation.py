@@ -114,8 +114,9 @@ def test_a_model_takes_less_memory_and_says_nearly_the_same(folder, quantization
     ours = harness.logits_of(uri, tokens, [50, 1, 39], quantization=quantization)
     exact = harness.reference_logits(model, tokens)
     assert (ours - exact).square().mean().sqrt() < error * exact.std()
-    # and exactly what the rounded weights say; the native kernels' activations have 13 to 15 bits
-    bound = 1e-4 if kernels == "torch" else 1e-3
+    # and exactly what the rounded weights say; the native kernels' activations have 13 to 15 bits, beside AMX's int4 8
+    eight = kernels == "native" and quantization == "int4" and native.running()[0] == "amx"
+    bound = 1e-4 if kernels == "torch" else 0.1 if eight else 1e-3
     assert (ours - harness.reference_logits(rounded(model, quantization), tokens)).abs().max() < bound
 
 

@@ -30,7 +30,7 @@ _X86 = {
     "kernels_avx512.cpp": _AVX512,
     "kernels_amx.cpp": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
 }
-_COMMON = ("kernels_generic.cpp", "features.cpp", "team.cpp", "step.cpp", "unpack_row.cpp", "bindings.cpp")
+_COMMON = ("kernels_generic.cpp", "features.cpp", "team.cpp", "product.cpp", "step.cpp", "unpack_row.cpp", "bindings.cpp")
 
 
 class BuildError(RuntimeError):

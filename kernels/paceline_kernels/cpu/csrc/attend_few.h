@@ -14,18 +14,27 @@ inline int wide(int n) { return (n + kFloatPanel - 1) / kFloatPanel * kFloatPane
 
 inline vf capped(vf score, float cap) { return score > kSeen ? tangent(score * (1 / cap)) * cap : score; }
 
-// Keys of one KV head in the pool; a key's value lies `apart` further.
+// Keys of one KV head in the pool, one after another from `position` on; a key's value lies `apart` further.
 template <class T>
-struct PoolRows {
-  const Cache& cache;
-  const int32_t* blocks;
-  int kv_head;
+class PoolRows {
+ public:
+  PoolRows(const Cache& cache, const int32_t* blocks, int kv_head, int position)
+      : cache_(cache), block_(blocks + position / cache.block_size), slot_(position % cache.block_size), head_(kv_head * cache.head_dim) {}
 
-  const T* at(int position) const {
-    const int64_t slot = static_cast<int64_t>(blocks[position / cache.block_size]) * cache.block_size + position % cache.block_size;
-    return reinterpret_cast<const T*>(cache.data) + slot * cache.row() + kv_head * cache.head_dim;
+  const T* next() {
+    const T* row = reinterpret_cast<const T*>(cache_.data) + (static_cast<int64_t>(*block_) * cache_.block_size + slot_) * cache_.row() + head_;
+    if (++slot_ == cache_.block_size) {
+      slot_ = 0;
+      ++block_;
+    }
+    return row;
   }
-  int apart() const { return cache.kv_heads * cache.head_dim; }
+  int apart() const { return cache_.kv_heads * cache_.head_dim; }
+
+ private:
+  const Cache& cache_;
+  const int32_t* block_;
+  int slot_, head_;
 };
 
 // Copy n numbers in float32, and zeros up to the panel's width.
@@ -38,20 +47,32 @@ inline void copy_row(const T* from, int n, float* to) {
 }
 
 template <class T>
-void copy_rows(const PoolRows<T>& pool, int first, int count, float* keys, float* values) {
-  const int d = pool.cache.head_dim, w = wide(d);
+inline void fetch(const T* row, int n) {
+  for (int j = 0; j < n; j += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + j, 0, 2);
+}
+
+// `left` keys from the first on are read sooner or later: those of the next tile are fetched while this one is copied, since
+// no processor foresees where a block table leads.
+template <class T>
+void copy_rows(const Cache& cache, const int32_t* blocks, int kv_head, int first, int count, int left, float* keys, float* values) {
+  const int d = cache.head_dim, w = wide(d);
+  PoolRows<T> rows(cache, blocks, kv_head, first), later(cache, blocks, kv_head, first + (left > kKeys ? kKeys : 0));
   for (int i = 0; i < count; ++i) {
-    const T* row = pool.at(first + i);
+    if (i + kKeys < left) {
+      const T* soon = later.next();
+      fetch(soon, d);
+      fetch(soon + later.apart(), d);
+    }
+    const T* row = rows.next();
     copy_row(row, d, keys + i * w);
-    copy_row(row + pool.apart(), d, values + i * w);
+    copy_row(row + rows.apart(), d, values + i * w);
   }
 }
 
-// Keys `first` and on, and their values, as [count][wide(d)] in float32.
-void copy_tile(const Cache& cache, const int32_t* blocks, int kv_head, int first, int count, float* keys, float* values) {
-  if (cache.kind == Kind::f32) copy_rows(PoolRows<float>{cache, blocks, kv_head}, first, count, keys, values);
-  if (cache.kind == Kind::bf16) copy_rows(PoolRows<bf16>{cache, blocks, kv_head}, first, count, keys, values);
-  if (cache.kind == Kind::f16) copy_rows(PoolRows<f16>{cache, blocks, kv_head}, first, count, keys, values);
+// Keys `first` and on, `count` of the `left` that there are, and their values, as [count][wide(d)] in float32.
+void copy_tile(const Cache& cache, const int32_t* blocks, int kv_head, int first, int count, int left, float* keys, float* values) {
+  const auto copy = cache.kind == Kind::f32 ? copy_rows<float> : cache.kind == Kind::bf16 ? copy_rows<bf16> : copy_rows<f16>;
+  copy(cache, blocks, kv_head, first, count, left, keys, values);
 }
 
 // Scores of a row of queries [d] with keys [count][w], some kLanes of them at a time.
@@ -136,7 +157,7 @@ void attend_few(const Attention& a, const Span& span, int kv_head, float* scratc
   const int end = span.start + span.rows;
   for (int first = a.window > 0 && span.start - a.window + 1 > 0 ? span.start - a.window + 1 : 0; first < end; first += kKeys) {
     const int count = end - first < kKeys ? end - first : kKeys;
-    copy_tile(a.cache, span.blocks, kv_head, first, count, keys, values);
+    copy_tile(a.cache, span.blocks, kv_head, first, count, end - first, keys, values);
     for (int r = 0; r < rows; ++r) {
       const int position = span.start + r / share, from = a.window > 0 ? position - a.window + 1 - first : 0;
       score_row(queries + r * w, keys, count, d, w, scores + r * kKeys);

@@ -103,7 +103,7 @@ void attend_many(const Attention& a, const Span& span, int kv_head, int token, i
   const int start = span.start + token, end = start + count;
   for (int first = rows.from[0]; first < end; first += kKeys) {
     const int tile = end - first < kKeys ? end - first : kKeys;
-    copy_tile(a.cache, span.blocks, kv_head, first, tile, keys, values);
+    copy_tile(a.cache, span.blocks, kv_head, first, tile, end - first, keys, values);
     for (int panel = 0; panel < rows.panels(); ++panel) {
       float* scores = rows.scores + panel * kKeys * kFloatPanel;
       const Operands<float> products{keys, w, rows.queries + panel * d * kFloatPanel, kFloatPanel, d};

@@ -94,7 +94,7 @@ at::Tensor linear(const at::Tensor& x, const WeightPtr& weight) {
   const Matrix& w = weight->matrix;
   TORCH_CHECK(x.dim() == 2 && x.size(1) == w.k, "[T, ", w.k, "] expected");
   at::Tensor out = at::empty({x.size(0), w.n}, x.options());
-  m.product->run(w, floats(x), w.k, static_cast<int>(x.size(0)), out.mutable_data_ptr<float>(), w.n);
+  m.product->run(w, {floats(x), w.k}, static_cast<int>(x.size(0)), out.mutable_data_ptr<float>(), w.n);
   return out;
 }
 
@@ -122,7 +122,7 @@ at::Tensor head(const at::Tensor& hidden, const at::Tensor& rows, const at::Tens
   const float *x = floats(hidden), *scale = floats(norm);
   float* to = normed.mutable_data_ptr<float>();
   for (int64_t i = 0; i < n; ++i) m.kernels->rms_norm(x + row[i] * w.k, scale, w.k, static_cast<float>(eps), to + i * w.k);
-  m.product->run(w, to, w.k, static_cast<int>(n), out.mutable_data_ptr<float>(), w.n);
+  m.product->run(w, {to, w.k}, static_cast<int>(n), out.mutable_data_ptr<float>(), w.n);
   return out;
 }
 

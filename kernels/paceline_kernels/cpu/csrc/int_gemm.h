@@ -107,8 +107,9 @@ void vnni_panels(const Matrix& w, const Activations& x, int row, int m, int firs
 
 constexpr int kAmxRows = 4;  // fewer rows leave most of a tile empty
 
-// Sixteen rows times one or two panels: tiles 0–3 sum, 4 and 5 hold the rows' bytes, 6 and 7 the weights.
-template <bool Two>
+// Sixteen rows times one or two panels: tiles 0–3 sum, 4 and 5 hold the rows' bytes, 6 and 7 the weights. With `Fetch` the
+// next two panels are fetched meanwhile: tile loads alone read at a third of what memory gives.
+template <bool Two, bool Fetch>
 void amx_block(const Matrix& w, const Activations& x, int row, int m, int panel, float* out, int64_t ldo) {
   alignas(64) int32_t sums[4][kTileRows * kIntPanel];
   _tile_zero(0);
@@ -118,6 +119,9 @@ void amx_block(const Matrix& w, const Activations& x, int row, int m, int panel,
   const uint8_t *low = x.low + static_cast<int64_t>(row) * w.kp, *high = x.high + static_cast<int64_t>(row) * w.kp;
   const int8_t *left = panel_data(w, panel), *right = panel_data(w, panel + 1);
   for (int i = 0; i < w.kp; i += kDepth) {
+    if (Fetch)
+      for (int line = 0; line < 2 * kDepth * kIntPanel; line += 64)
+        _mm_prefetch(left + 2 * (static_cast<int64_t>(w.kp) + i) * kIntPanel + line, _MM_HINT_T1);
     _tile_loadd(4, low + i, w.kp);
     _tile_loadd(5, high + i, w.kp);
     _tile_loadd(6, left + i * kIntPanel, 64);
@@ -145,8 +149,9 @@ void amx_panels(const Matrix& w, const Activations& x, int row, int m, int first
   for (int panel = first; panel < last; panel += 2)
     for (int r = 0; r < m; r += kTileRows) {
       const int rows = m - r < kTileRows ? m - r : kTileRows;
-      if (panel + 1 < last) amx_block<true>(w, x, row + r, rows, panel, out, ldo);
-      else amx_block<false>(w, x, row + r, rows, panel, out, ldo);
+      if (panel + 3 < last && r == 0) amx_block<true, true>(w, x, row + r, rows, panel, out, ldo);
+      else if (panel + 1 < last) amx_block<true, false>(w, x, row + r, rows, panel, out, ldo);
+      else amx_block<false, false>(w, x, row + r, rows, panel, out, ldo);
     }
   _tile_release();
 }

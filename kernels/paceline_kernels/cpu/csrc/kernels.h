@@ -53,6 +53,13 @@ struct Activations {
   int32_t* zero = nullptr;
 };
 
+// Where a product leaves its sums [m, n]: they take the place of what is at `out`, or are added to it.
+struct Target {
+  float* out = nullptr;
+  int64_t ldo = 0;
+  bool add = false;
+};
+
 // One layer's cache and how a step's rows see it.
 struct Cache {
   char* data = nullptr;  // [blocks, block_size, 2, kv_heads, head_dim]
@@ -92,9 +99,16 @@ struct Kernels {
   void (*gemm_grouped)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo);
   void (*quantise)(const Matrix&, const float* x, int row, const Activations&);
   void (*quantise_groups)(const Matrix&, const float* x, int row, const Activations&);
-  // the same as gemm for weights of 16 bits and fewer, by products of bfloat16 parts; null where that isn't quicker
+  // the same as gemm for float16 weights, by products of bfloat16 parts; null where there are no tiles
   void (*gemm_split)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo, float* scratch);
   void (*split)(const Matrix&, const float* x, int row, const Activations&);
+  // the same as gemm in bfloat16, for bfloat16, q4 and q8 weights (without a bias where it adds); null where there are no
+  // tiles. Rows are tiles [row / 16][k / 32][16][32]
+  void (*narrow)(const float* x, int k, int row, uint16_t* tiles);
+  void (*gemm_narrow)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, const Target&, float* scratch);
+  // the same for panels of 16 outputs of both halves of w: tiles of silu or gelu of the first half times the second
+  void (*gemm_silu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
+  void (*gemm_gelu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
   int grouped_rows;  // up to so many rows gemm_grouped is the quickest for q4 and q8
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
   void (*add)(float* to, const float* x, int n);

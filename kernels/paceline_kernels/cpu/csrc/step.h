@@ -3,8 +3,7 @@
 
 #include <vector>
 
-#include "kernels.h"
-#include "team.h"
+#include "product.h"
 
 namespace paceline {
 
@@ -35,40 +34,8 @@ struct StepInput {
   std::vector<Cache> caches;
 };
 
-// Bytes that grow to the largest need and are kept.
-class Room {
- public:
-  ~Room() { release(); }
-  template <class T>
-  T* take(int64_t count) {
-    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
-  }
-
- private:
-  void* take_bytes(int64_t bytes);
-  void release();
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
-
 // Attention of all spans; `room` holds the threads' scratch.
 void attend_all(const Kernels& kernels, Team& team, const Attention& attention, const std::vector<Span>& spans, Room& room);
-
-// Products of any kind by a team, in the way that is the quickest for so many rows.
-class Product {
- public:
-  Product(const Kernels& kernels, Team& team) : kernels_(kernels), team_(team) {}
-  void run(const Matrix& w, const float* x, int64_t ldx, int m, float* out, int64_t ldo);
-
- private:
-  enum class Way { whole, integer, grouped, split };
-  Way way(const Matrix& w, int m) const;
-  // Bring the rows into the form that the product wants.
-  Activations prepared(Way way, const Matrix& w, const float* x, int64_t ldx, int m);
-  const Kernels& kernels_;
-  Team& team_;
-  Room whole_, low_, high_, scale_, sum_, zero_, scratch_;
-};
 
 class Steps {
  public:
@@ -78,7 +45,9 @@ class Steps {
  private:
   void attention(const Layer& layer, const StepInput& input, const Cache& cache);
   void rotate_and_store(const Layer& layer, const StepInput& input, const Cache& cache, int row);
-  void feed_forward(const Layer& layer, int rows);
+  void feed_forward(const Layer& layer, const StepInput& input);
+  // Add a product to the residual, normed first where the family does.
+  void add(const Matrix& w, const Rows& rows, const float* post_norm, const StepInput& input);
   template <class Body>
   void rows(int count, const Body& body);
 
@@ -86,8 +55,8 @@ class Steps {
   Team& team_;
   const Shape shape_;
   Product product_;
-  Room normed_room_, qkv_room_, heads_room_, wide_room_, scratch_room_;
-  float *normed_ = nullptr, *qkv_ = nullptr, *heads_ = nullptr, *wide_ = nullptr;
+  Room qkv_room_, heads_room_, wide_room_, sums_room_, scratch_room_;
+  float *qkv_ = nullptr, *heads_ = nullptr;
 };
 
 }  // namespace paceline
