@@ -82,7 +82,7 @@ def _fixed(service: MadeUpService, traffic: Sequence[Trace], knobs: Knobs) -> Ou
     """Return what comes of every request of some pods under knobs that never change."""
     slo, end = Objective(service.ttft, service.tpot).slo(), 2 * service.half
     sizes = {"num_blocks": service.blocks, "max_model_len": MAX_MODEL_LEN}
-    results = [simulate(trace, knobs, service.device, **sizes, causes=False) for trace in traffic]
+    results = [simulate(trace, knobs, service.device, **sizes, details=False) for trace in traffic]
     return sorted((o.arrival, slo.met(o) and (o.last_token or end) <= end) for result in results for o in result.outcomes)
 
 

@@ -1,8 +1,9 @@
 """The pods' linear step-time model, corrected where their own steps say that it is off. Pure.
 
 A linear model can't follow tiles, caches and clocks: near saturation 5 % of step time is the difference between a queue
-that drains and one that grows. For each class of steps (powers of two of decodes, prefill tokens and context) that was
-measured, the prediction is multiplied by the median of measured over predicted.
+that drains and one that grows. For each class of steps (powers of two of decodes and prefill tokens, powers of the root of
+two of context, where caches end in a knee) that was measured, the prediction is multiplied by the median of measured over
+predicted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class CalibratedModel:
 
     def predict_decode(self, sequences: int, context_tokens: int) -> float:
         """Return, to the last bit, what `predict` says of a step of this many decodes."""
-        key = (sequences.bit_length(), 0, context_tokens.bit_length())
+        key = (sequences.bit_length(), 0, (context_tokens * context_tokens).bit_length())
         return self.base.predict_decode(sequences, context_tokens) * self._factor(key)
 
     def outside(self, shape: StepShape) -> tuple[str, ...]:
@@ -79,7 +80,8 @@ class CalibratedModel:
 
 def class_of(shape: StepShape) -> StepClass:
     """Return the class of a step."""
-    return shape.decode_tokens.bit_length(), shape.prefill_tokens.bit_length(), shape.context_tokens.bit_length()
+    context = shape.context_tokens
+    return shape.decode_tokens.bit_length(), shape.prefill_tokens.bit_length(), (context * context).bit_length()
 
 
 def calibrate(model: StepModel, steps: Iterable[tuple[StepShape, float]]) -> CalibratedModel:

@@ -38,15 +38,16 @@ class Point:
 
 
 class Tally:
-    """Sums over steps, and a time series from `origin` (seconds) on."""
+    """Sums over steps, and (unless `series` is false) a time series from `origin` (seconds) on."""
 
-    def __init__(self, origin: float) -> None:
+    def __init__(self, origin: float, *, series: bool = True) -> None:
         self.steps = 0
         self.seconds = 0.0  # in which a step ran
         self.busy = 0.0  # seconds × sequences computed
         self.kv_time = 0.0  # seconds × blocks in use
         self.kv_peak = 0
         self._origin = origin
+        self._keeps_series = series
         self._interval = _FINEST
         self._points: dict[int, Point] = {}  # by the number of their interval
         self._number = -1  # of the interval that is open
@@ -60,6 +61,8 @@ class Tally:
         self.kv_time += kv_blocks * duration
         if kv_blocks > self.kv_peak:  # a call of max() would cost as much as the rest of the line
             self.kv_peak = kv_blocks
+        if not self._keeps_series:
+            return
         number = int((end - self._origin) / self._interval)
         if number != self._number:
             self._close()

@@ -39,13 +39,15 @@ def rows(*, burst=3.0, seconds=600.0, rate=1.0, seed=0):
 # pieces
 
 
-def test_a_piece_has_the_busiest_moment_and_a_usual_one():
+def test_a_piece_is_around_the_busiest_moment_and_its_end_does_not_count():
     sample = rows()
-    usual, busiest = piece_of([sample], ROUGH)
-    assert len(usual) == len(busiest) == ROUGH // 2
-    span, spans = sample[-1].arrival - sample[0].arrival, [p[-1].arrival - p[0].arrival for p in (usual, busiest)]
-    assert ROUGH / 2 / spans[0] == pytest.approx(len(sample) / span, rel=0.3)
-    assert spans[1] < 0.6 * spans[0]
+    (piece,) = piece_of([sample], ROUGH)
+    begin = next(i for i in range(len(sample)) if sample[i].arrival == piece[0].arrival)
+    assert [r.arrival for r in piece] == [r.arrival for r in sample[begin : begin + ROUGH]]
+    middle = piece[ROUGH // 4 : 3 * ROUGH // 4]
+    span, usual = middle[-1].arrival - middle[0].arrival, sample[-1].arrival / len(sample)
+    assert span < 0.6 * usual * len(middle) and any(start <= middle[0].arrival < start + 31.0 for start in (0.0, 300.0))
+    assert [r.counted for r in piece] == [True] * (3 * ROUGH // 4) + [False] * (ROUGH // 4)
 
 
 def test_what_is_hardly_more_than_a_piece_is_taken_whole():
@@ -63,7 +65,8 @@ def test_a_piece_of_any_traffic_is_requests_in_a_row_and_no_more_than_asked_for(
         return
     assert 0 < sum(map(len, piece)) <= count
     for part in piece:
-        assert any(part == s[i : i + len(part)] for s in samples for i in range(len(s)))
+        arrivals = [r.arrival for r in part]
+        assert any(arrivals == [r.arrival for r in s[i : i + len(part)]] for s in samples for i in range(len(s)))
 
 
 # rungs
@@ -108,14 +111,28 @@ def test_the_best_setting_comes_through_all_rungs(best):
     assert found.knobs.max_num_seqs.bit_length() == best.bit_length() and found.best.attainment == 1.0
 
 
-def test_all_traffic_is_replayed_under_three_settings_at_most_and_the_rest_screened_on_a_fraction_of_it():
+def test_all_traffic_is_replayed_under_few_settings_and_the_rest_screened_on_a_fraction_of_it():
     twin = Plain(slots(16))
     found_by(twin, Knobs(max_num_seqs=256))
     whole = {knobs for knobs, count, _ in twin.asked if count == twin.whole}
     tried = {knobs for knobs, _, _ in twin.asked}
-    assert len(whole) <= 3 and Knobs(max_num_seqs=256) in whole and len(tried) > 12
+    assert len(whole) <= 5 and Knobs(max_num_seqs=256) in whole and len(tried) > 12
     assert len(twin.asked) == len({(knobs, count, load) for knobs, count, load in twin.asked})  # nothing twice
-    assert sum(count for _, count, _ in twin.asked) < len(tried) * twin.whole / 2
+    assert len({knobs for knobs, count, load in twin.asked if count == twin.whole and load == 1.0}) == 2
+    assert sum(count for _, count, _ in twin.asked) < 0.3 * 2 * len(tried) * twin.whole  # all of it, at both loads
+
+
+def test_finalists_differ_in_slots():
+    """Sixteen slots are the best on pieces, with any budget, and nothing on all traffic, where thirty-two are."""
+
+    class Flattering(Plain):
+        def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
+            made = super().forecast(knobs, load=load, watch=watch, piece=piece)
+            share = {16: 0.8, 32: 0.7}.get(knobs.max_num_seqs, 0.5) if piece is not None else made.attainment
+            return replace(made, attainment=share, soft=share, worths=(share,) * made.requests)
+
+    found = found_by(Flattering(lambda knobs, _load: 0.9 if knobs.max_num_seqs == 32 else 0.2), Knobs(max_num_seqs=256))
+    assert found.changes == {"maxNumSeqs": 32}
 
 
 def test_what_only_shines_on_a_piece_is_found_out_on_all_of_it():
@@ -134,7 +151,7 @@ def test_what_is_best_for_the_load_to_come_alone_must_not_cost_more_now():
         return (0.5 if narrow else 0.9) if load == 1.0 else (0.7 if narrow else 0.6)
 
     found = found_by(Plain(worth), Knobs(max_num_seqs=256))
-    assert not found.changes and found.now[0].attainment == 0.9 and found.current.attainment == pytest.approx(0.75)
+    assert not found.changes and found.current.attainment == pytest.approx(0.75)
 
 
 def test_steps_that_the_model_never_saw_are_not_recommended():
@@ -163,7 +180,7 @@ def drawn(chance, seed, count=480):
 
 def test_a_gain_that_may_be_chance_is_none():
     wrong = sum(certain_gain(forecast(worths=drawn(0.7, i)), forecast(worths=drawn(0.7, -i - 1))) > 0 for i in range(400))
-    assert wrong <= 0.06 * 400  # once in 31 times by the t distribution; counted over fixed seeds
+    assert wrong <= 0.15 * 400  # once in nine times by the t distribution; counted over fixed seeds
     right = sum(certain_gain(forecast(worths=drawn(0.7, i)), forecast(worths=drawn(0.85, -i - 1))) > 0 for i in range(100))
     assert right >= 95
 
@@ -171,7 +188,7 @@ def test_a_gain_that_may_be_chance_is_none():
 def test_too_few_requests_prove_nothing_and_requests_of_one_moment_are_one_observation():
     assert certain_gain(forecast(worths=(0.0,) * 39), forecast(worths=(1.0,) * 39)) == 0.0
     assert certain_gain(forecast(worths=(0.0,) * 40), forecast(worths=(1.0,) * 40)) == 1.0
-    burst = (0.0,) * 450 + (1.0,) * 30
+    burst = (0.0,) * 450 + (1.0,) * 30  # two of sixteen blocks
     assert certain_gain(forecast(worths=(0.0,) * 480), forecast(worths=burst)) < 0  # one lucky minute
 
 
@@ -236,7 +253,7 @@ def test_a_decision_costs_few_replays(busy, monkeypatch):
     monkeypatch.setattr(Twin, "_replay", counted)
     decision = decide(busy)
     assert decision.kind == "Change" and decision.target["maxNumSeqs"] >= 4
-    assert sum(replayed) < 8_000  # 30 settings on all of it would be 14,400, and as much again at the other load
+    assert sum(replayed) < 10_000  # 30 settings on all of it would be 14,400, and as much again at the other load
 
 
 def test_a_logged_decision_is_made_again_from_its_line_alone(busy, tmp_path):

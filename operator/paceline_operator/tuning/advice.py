@@ -9,7 +9,7 @@ from dataclasses import replace
 from paceline_core.knobs import Knobs, Strategy
 from paceline_operator.tuning.preference import better
 from paceline_operator.tuning.question import Question
-from paceline_operator.tuning.screen import FINE, Rung, piece_of
+from paceline_operator.tuning.screen import ROUGH, Rung, piece_of
 from paceline_operator.tuning.search import Found
 from paceline_operator.tuning.twin import Forecast, Twin
 
@@ -23,16 +23,16 @@ _SPEEDS = (0.75, 0.5, 0.35, 0.25, 0.125)  # of the step time
 
 def advise(question: Question, twin: Twin, knobs: Knobs, found: Found) -> tuple[str, ...]:
     """Return advice about the strategy and the KV cache's share, as far as the twin finds a gain."""
-    texts, everything = [], Rung(twin, question.objective, question.load)
+    texts, both = [], Rung(twin, question.objective, question.load, both=True)
     if _objective_kept(question, found.best):
         return ()
     if knobs.strategy in (Strategy.STATIC, Strategy.DYNAMIC):
         other = replace(found.knobs, strategy=Strategy.CONTINUOUS)
-        forecast = everything.forecast(other)
+        forecast = both.forecast(other)
         if better(question.objective, forecast, found.best):
             texts.append(f"strategy continuous: {forecast.attainment:.1%} of the requests would keep the objective")
     if found.best.kv_peak >= _FULL and found.best.preemptions and knobs.kv_memory_fraction < _MOST_KV:
-        more = everything.forecast(replace(found.knobs, kv_memory_fraction=_MOST_KV))
+        more = both.forecast(replace(found.knobs, kv_memory_fraction=_MOST_KV))
         if better(question.objective, more, found.best):
             texts.append(f"kvMemoryFraction {_MOST_KV:g}: {more.attainment:.1%} of the requests would keep the objective")
     return tuple(texts)
@@ -43,7 +43,7 @@ def hardware(question: Question, twin: Twin, found: Found) -> str:
     if not question.objective.stated or question.only is not None or _objective_kept(question, found.best):
         return ""
     best = f"no setting keeps the objective: the best keeps {found.best.attainment:.1%} of the requests within it"
-    piece = piece_of(twin.traffic, FINE)  # a word to people: it needn't be exact
+    piece = piece_of(twin.traffic, ROUGH)  # a word to people: it needn't be exact
     replicas = _first(_REPLICAS, lambda times: twin.forecast(found.knobs, load=question.load / times, piece=piece), question)
     if replicas < len(_REPLICAS):
         times = _REPLICAS[replicas]

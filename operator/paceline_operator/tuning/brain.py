@@ -17,7 +17,7 @@ from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.sampling import samples_of, traffic_of
 from paceline_operator.tuning.state import Phase, State, Trial
-from paceline_operator.tuning.stretch import Stretch, stretch_of
+from paceline_operator.tuning.stretch import LATELY, Stretch, stretch_of
 from paceline_operator.tuning.traffic import load_ahead
 from paceline_operator.tuning.view import ServiceView, merge
 from paceline_sim.calibrated import calibrate
@@ -163,7 +163,7 @@ class Brain:
         fresh = [pod for pod in self.ledgers.values() if pod.fresh]
         share = len(self.ledgers) / len(fresh) if fresh else 1.0
         found = stretch_of((r for pod in fresh for r in pod.records), now, _LONGEST * interval, interval, share)
-        known = self._under_current((pod.name for pod in fresh), found.began)
+        known = self._under_current((pod.name for pod in fresh), max(found.began, now - LATELY * interval))
         judged = [margin >= 0 for r in known if (margin := objective.margin(r, now)) is not None]
         return replace(found, attainment=fmean(judged) if judged else 1.0)
 

@@ -108,13 +108,18 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     if gain < _GAIN or share_gain < least:
         text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
         return Decision("Hold", "WithinError", text, **common)
-    if question.objective.stated and question.only is None and certain_gain(found.current, found.best) <= 0:
+    if question.objective.stated and question.only is None and not _is_certain(found):
         text = f"the best setting would gain {gain:.1%} on these requests, which may be chance"
         return Decision("Hold", "Chance", text, **common)
     if better(question.objective, *found.now):
         return Decision("Hold", "WorseNow", "what is best for the load to come would be worse for the load of now", **common)
     assert allowed(found.changes, question.bounds) or question.only is not None, "the search leaves the bounds"
     return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)
+
+
+def _is_certain(found: Found) -> bool:
+    """Return whether the gain is more than chance: of both loads together, or of that of now if the other is beyond any."""
+    return certain_gain(found.current, found.best) > 0 or certain_gain(*found.now) > 0
 
 
 def gain_of(question: Question, current: Forecast, best: Forecast) -> float:

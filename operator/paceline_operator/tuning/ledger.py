@@ -22,7 +22,7 @@ __all__ = ["Health", "PodLedger"]
 
 _MOST_TOKENS = 10_000_000  # a longer request is a mistake in the record
 _STEPS_KEPT = 512  # newest, for how right the model is now
-_PER_CLASS = 24  # newest of each size, for what it is off where: rare sizes aren't forgotten
+_PER_CLASS = 12  # newest of each size, for what it is off where: rare sizes aren't forgotten
 _EARLY = 5.0  # seconds: a request can't have come later than this from now
 _BAD_SHARE = 0.2  # of a document's records: more, and nothing else in it is believed
 _HANGS_AFTER = 30.0  # seconds without any progress while requests run

@@ -25,6 +25,7 @@ __all__ = ["advance"]
 _CANARY_MOST = 10  # intervals: what isn't clear by then is LowTraffic
 _APPLY_MOST = 2  # intervals for a pod to take a change over
 _LATEST = 32  # intervals between two searches at most: all requests that the twin is asked about are others then
+_FORGIVEN = 0.7  # of the doubt is left after another search, on other requests: a guard is wrong once in twenty times
 _FROZEN = 2  # intervals until the twin is checked again
 
 
@@ -100,8 +101,13 @@ def _later(state: State, facts: Facts) -> State:
 
     It counts from when the twin was asked (`looked`): counted from its answer, an interval would end just after a look.
     """
-    waits = min(_LATEST, 2**state.idle_searches)
-    return replace(state, next_search=state.next_search + waits * facts.interval, idle_searches=state.idle_searches + 1)
+    waits = min(_LATEST, 2 ** (state.idle_searches + 1))
+    return replace(
+        state,
+        next_search=state.next_search + waits * facts.interval,
+        idle_searches=state.idle_searches + 1,
+        doubt=_FORGIVEN * state.doubt,
+    )
 
 
 def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:

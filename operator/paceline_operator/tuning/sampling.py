@@ -46,12 +46,13 @@ def samples_of(
 
 
 def traffic_of(pods: Sequence[PodLedger], *, since: float, block_size: int) -> tuple[Sample, ...]:
-    """Return who came to up to three pods, the busiest first, from `since` on: the newest, and not how they fared."""
-    curve, ranked = _curve(pods, since), _busiest(pods, since)
-    share = _MOST_TRAFFIC // max(1, len(ranked))
-    found = []
-    for pod in ranked:
-        newest = sorted((r for r in pod.records if r.arrival >= since), key=lambda r: r.arrival)[-share:]
+    """Return who came from `since` on, the newest, and not how they fared: of the busiest pod, if that isn't much of others.
+
+    One pod's traffic of ten minutes tells more than two pods' of five: a queue that never ends takes its time to show.
+    """
+    curve, found, left = _curve(pods, since), [], _MOST_TRAFFIC
+    for pod in _busiest(pods, since):
+        newest = sorted((r for r in pod.records if r.arrival >= since), key=lambda r: r.arrival)[-left:]
         rows = (
             SeenRequest(
                 arrival=r.arrival - newest[0].arrival,
@@ -64,6 +65,9 @@ def traffic_of(pods: Sequence[PodLedger], *, since: float, block_size: int) -> t
             for number, r in enumerate(newest)
         )
         found.append(tuple(row for row in rows if row.output > 0))
+        left -= len(newest)
+        if left < _FEWEST:
+            break
     return tuple(sample for sample in found if len(sample) >= _FEWEST)
 
 

@@ -19,7 +19,7 @@ from paceline_operator.tuning.twin import Forecast
 __all__ = ["Found", "changes_between", "search"]
 
 _PATIENCE = 2  # settings in a row that are worse than the best: further away from it there is nothing to find
-_TO_FINE, _TO_ALL = 5, 2  # settings that are tried on more of the traffic, and on all of it
+_TO_FINE, _TO_ALL = 6, 4  # settings that are tried on more of the traffic, and on all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,25 +87,28 @@ def search(twin: Forecaster, traffic: Sequence[Sample], knobs: Knobs, question: 
 
     `ahead` is the forecast for the current one at the load to come.
     """
-    everything = Rung(twin, question.objective, question.load)
-    current = everything.forecast(knobs, ahead)
+    both = Rung(twin, question.objective, question.load, both=True)
     if question.only is not None:
-        rungs = [everything]
-        best = _Search(question, everything, knobs).sweep(knobs, question.only)
-    else:
-        pieces = [piece_of(traffic, ROUGH) or tuple(traffic)]
-        pieces += [finer] if (finer := piece_of(traffic, FINE)) is not None else []
-        rungs = [*(Rung(twin, question.objective, question.load, piece) for piece in pieces), everything]
-        _sweeps(_Search(question, rungs[0], knobs), knobs)
-        left = shortlist(rungs[0], rungs[1:], (_TO_FINE, _TO_ALL)[-len(pieces) :])
-        best = _best_that_is_known(everything, [knobs, *(k for k in left if k != knobs)])
+        return _found([both], knobs, _Search(question, both, knobs).sweep(knobs, question.only))
+    rungs = _rungs(twin, traffic, question)
+    _sweeps(_Search(question, rungs[0], knobs), knobs)
+    left = shortlist(knobs, rungs[0], rungs[1:], (_TO_FINE, _TO_ALL)[-len(rungs[1:]) :])
+    if not left:
+        return _found(rungs, knobs, knobs)
+    both.forecast(knobs, ahead)
+    return _found([*rungs, both], knobs, both.best([knobs, *_first_that_is_known(both, left)], 1)[0])
+
+
+def _found(rungs: Sequence[Rung], knobs: Knobs, best: Knobs) -> Found:
+    """Return what was found on the last of some rungs."""
+    last = rungs[-1]
     tried = {k: f for rung in rungs for k, f in rung.known.items()}
     return Found(
         knobs=best,
         changes=changes_between(knobs, best),
-        current=current,
-        best=everything.forecast(best),
-        now=(everything.now[knobs], everything.now[best]),
+        current=last.forecast(knobs),
+        best=last.forecast(best),
+        now=(last.now.get(knobs, last.forecast(knobs)), last.now.get(best, last.forecast(best))),
         tried=tuple((changes_between(knobs, k), f) for k, f in tried.items()),
     )
 
@@ -118,10 +121,17 @@ def _sweeps(state: _Search, best: Knobs) -> None:
         best = state.around(best, between(name, best, bounds, model), name)
 
 
-def _best_that_is_known(everything: Rung, settings: Sequence[Knobs]) -> Knobs:
-    """Return the best setting whose steps are all of sizes that the model may speak of; the first one always is."""
-    known = [knobs for knobs in settings[1:] if not everything.forecast(knobs).unknown]
-    return everything.best([settings[0], *known], 1)[0]
+def _rungs(twin: Forecaster, traffic: Sequence[Sample], question: Question) -> list[Rung]:
+    """Return what settings are screened on, the least traffic first."""
+    pieces = [piece_of(traffic, ROUGH) or tuple(traffic)]
+    pieces += [finer] if (finer := piece_of(traffic, FINE)) is not None else []
+    between_both = (1.0 + question.load) / 2  # one replay has to tell of both loads
+    return [Rung(twin, question.objective, between_both, piece) for piece in (*pieces, None)]
+
+
+def _first_that_is_known(both: Rung, settings: Sequence[Knobs]) -> list[Knobs]:
+    """Return the first setting whose steps are all of sizes that the model may speak of, if there is one."""
+    return next(([knobs] for knobs in settings if not both.forecast(knobs).unknown), [])
 
 
 def changes_between(old: Knobs, new: Knobs) -> dict[str, Any]:

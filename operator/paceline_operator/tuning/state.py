@@ -101,7 +101,8 @@ class State:
 
     `signature` is the traffic that the last search was about, `shift` that since the last shift, which was at `shifted`;
     from `shifting` on (0: not at all) it has been another. Since the last shift, changes were `begun` at these times, these
-    settings were `left` for better ones, and the twin promised a share of requests that didn't come (`doubt`).
+    settings were `left` for better ones, and the twin promised a share of requests that didn't come (`doubt`). At the last
+    search `share` of the requests were within the objective, and it was `kept` or not.
     """
 
     spec_hash: str = ""
@@ -122,6 +123,7 @@ class State:
     left: tuple[Mapping[str, Any], ...] = ()
     doubt: float = 0.0
     kept: bool = False
+    share: float = 1.0
     blocked: tuple[Blocked, ...] = ()
     history: tuple[Change, ...] = ()
 

@@ -18,14 +18,14 @@ from statistics import fmean, pvariance
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.view import percentile
 
-__all__ = ["Stretch", "stretch_of"]
+__all__ = ["LATELY", "Stretch", "stretch_of"]
 
 _BLOCK = 40  # requests that are judged together
 # Standard errors: chance alone gives as much once in 40,000 blocks; a day of looks at 16 blocks each has 46,000
 _ERRORS = 4.2
 _EFFECT = 0.15  # beyond a half, of the pairs in which one is the longer: smaller differences ask for no other knobs
 _ENDED = 0.9  # of a block's requests: before that the short ones have ended, and the block looks shorter than it is
-_RATE_SPAN = 10  # intervals over which the rate is taken: bursts are shorter
+LATELY = 10  # intervals over which rate and attainment are taken: bursts are shorter
 _PARTS = 12  # of a stretch, for its trend: the last third of them against the others
 _TREND_T = 2.0
 
@@ -35,7 +35,7 @@ class Stretch:
     """Traffic of one kind since `began` (seconds): `requests` of it, and the last `rate` of arrivals per second.
 
     `trend` is the rate of its last third over that of the others, 1 while that may be chance. Lengths are tokens;
-    `attainment` is the share within the objective of what came under the knobs that pods have now.
+    `attainment` is the share within the objective of what came lately under the knobs that pods have now.
     """
 
     began: float
@@ -61,13 +61,13 @@ def stretch_of(records: Iterable[RequestRecord], now: float, most: float, interv
     rows = sorted((r for r in records if r.arrival >= now - most), key=lambda r: r.arrival)
     rows = rows[_first(rows) :]
     began = rows[0].arrival if rows else now
-    span = max(min(now - began, _RATE_SPAN * interval), 1e-9)
+    span = max(min(now - began, LATELY * interval), 1e-9)
     prompts = [r.prompt_tokens for r in rows]
     return Stretch(
         began=began,
         requests=len(rows),
         rate=share * sum(r.arrival > now - span for r in rows) / span if rows else 0.0,
-        trend=_trend([r.arrival for r in rows], began, now) if now - began >= _RATE_SPAN * interval else 1.0,
+        trend=_trend([r.arrival for r in rows], began, now) if now - began >= LATELY * interval else 1.0,
         prompt_p50=float(percentile(prompts, 50)),
         prompt_p95=float(percentile(prompts, 95)),
         output_p50=float(percentile([r.output_tokens for r in rows if r.outcome == "finished"], 50)),

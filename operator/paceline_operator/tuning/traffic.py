@@ -18,6 +18,7 @@ _FORGOTTEN = 2880  # intervals after which a change doesn't count any more: a da
 # budget of changes.
 _MOVED = (1.4, 1.4, 2.0, 1.4)
 _SHIFTED = (2.0, 1.6, 2.5, 1.6)
+_FALL = 0.15  # of requests fewer within the objective than at the last search: a queue has come that doesn't end
 _LASTS, _APART = 3, 20  # intervals that it must last, and that must lie between two
 _SAFETY = 1.25  # margin on the rate: 40 arrivals, a pod's in an interval, vary by a sixth; 1.25 is one and a half of that
 _TREND_FROM, _TREND_MOST = 1.15, 1.5
@@ -60,7 +61,8 @@ def is_due(state: State, stretch: Stretch, now: float, percentile: float) -> boo
     if stretch.requests < MIN_REQUESTS:
         return False
     lost = state.kept and 100 * stretch.attainment < percentile
-    return now >= state.next_search or moved(state.signature, stretch.signature) or lost
+    fell = stretch.attainment < state.share - _FALL
+    return now >= state.next_search or moved(state.signature, stretch.signature) or lost or fell
 
 
 def looked(state: State, stretch: Stretch, now: float, percentile: float) -> State:
@@ -68,7 +70,9 @@ def looked(state: State, stretch: Stretch, now: float, percentile: float) -> Sta
     fresh = moved(state.signature, stretch.signature)
     searches = 0 if fresh else state.idle_searches
     kept = 100 * stretch.attainment >= percentile
-    return replace(state, signature=stretch.signature, idle_searches=searches, kept=kept, next_search=now)
+    return replace(
+        state, signature=stretch.signature, idle_searches=searches, kept=kept, share=stretch.attainment, next_search=now
+    )
 
 
 def load_ahead(stretch: Stretch) -> float:

@@ -77,7 +77,7 @@ class Twin:
         self._question = question
         self._samples = self._that_fit(question.samples)
         # a queue that was there already is left out: it is the current knobs' doing, and every setting drains it once
-        came = (tuple(r for r in sample if r.counted or r.arrival > 0) for sample in self._samples)
+        came = (tuple(replace(r, counted=True) for r in s if r.counted or r.arrival > 0) for s in self._samples)
         self._traffic = self._that_fit(question.traffic) or tuple(sample for sample in came if sample)
         self._rate = sum(map(_rate, self._traffic)) / max(1, len(self._traffic))
 
@@ -109,12 +109,10 @@ class Twin:
         with `watch` also whether the model knows such steps.
         """
         widest = _Widest() if watch else None
-        results = [
-            self._replay(sample, knobs, load, model or self._question.model, widest)
-            for sample in (self._traffic if piece is None else piece)
-        ]
+        samples = self._traffic if piece is None else piece
+        results = [self._replay(sample, knobs, load, model or self._question.model, widest) for sample in samples]
         slo, soft = self._question.objective.slo(), self._question.objective.slo(_SOFT)
-        outcomes = [o for result in results for o in result.outcomes]
+        outcomes = [o for s, result in zip(samples, results, strict=True) for o in result.outcomes if s[o.index].counted]
         ttfts, tpots = ([t for t in map(key, outcomes) if t is not None] for key in (_ttft, _tpot))
         attainment, comfort = _share(outcomes, slo), _share(outcomes, soft)
         return Forecast(
@@ -146,7 +144,7 @@ class Twin:
             num_blocks=blocks,
             max_model_len=_ANY_LENGTH,
             on_step=None if widest is None else widest.see,
-            causes=False,
+            details=False,
         )
 
 
