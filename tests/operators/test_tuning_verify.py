@@ -224,7 +224,7 @@ def test_without_budget_a_change_is_not_begun_and_the_twin_is_asked_ever_more_ra
     first, effects = advance(state, facts, 50.0)
     second, _ = advance(first, facts, first.next_search + 5.0)
     assert first.reason == "EnoughChanges" and first.trial is None and not effects
-    assert first.next_search == 45.0 + INTERVAL and second.next_search == first.next_search + 2 * INTERVAL
+    assert first.next_search == 45.0 + 2 * INTERVAL and second.next_search == first.next_search + 4 * INTERVAL
 
 
 def test_a_freeze_is_looked_at_again_soon_however_long_it_lasts():

@@ -9,7 +9,7 @@ import pytest
 from bench import tuner_real
 from bench.tuner_clock import SETTINGS, todo
 from bench.tuner_clock_report import missed, report
-from bench.tuner_clock_scenarios import best_of, scenarios, start_of, worth
+from bench.tuner_clock_scenarios import best_of, scenarios, skipped_of, start_of, worth
 from bench.tuner_pods import Run, kept
 
 from paceline_cli import real_service
@@ -30,6 +30,12 @@ def test_whoever_changes_nothing_misses_the_goal(scenario):
 
 def test_of_settings_that_serve_as_many_in_time_the_best_answers_soonest():
     assert best_of({(8, 512): (0.9, -0.5), (16, 512): (1.0, -0.9), (32, 512): (1.0, -0.7)}) == (32, 512)
+
+
+@pytest.mark.parametrize("scenario", FOUND, ids=lambda s: s.name)
+def test_the_best_setting_runs_for_all_that_counts(scenario):
+    skipped = skipped_of(scenario, "best")
+    assert 0 < skipped < scenario.judged and skipped_of(scenario, "tuned") == skipped_of(scenario, "vllm") == 0.0
 
 
 def runs(**changed):
@@ -70,7 +76,7 @@ def test_runs_go_on_where_they_were_stopped(tmp_path):
     path.write_text("".join(json.dumps(asdict(r)) + "\n" for r in runs() if r.scenario == "day" or r.setting == "best"))
     left = todo(path, FOUND)
     assert {(s.name, t) for s, t in every} - {(s.name, t) for s, t in left} == {(r.scenario, r.setting) for r in kept(path)}
-    assert {s.name for s, _ in todo(path, FOUND, "slots")} == {"slots"} and not todo(path, FOUND, "day")
+    assert {s.name for s, _ in todo(path, FOUND, ["slots", "day"])} == {"slots"} and not todo(path, FOUND, ["day"])
 
 
 def test_a_report_names_the_runs_that_are_missing():

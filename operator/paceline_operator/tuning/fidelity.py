@@ -31,16 +31,23 @@ _ATTAINMENT_ERROR = 0.45  # beyond it hardly any gain (of at most 1) could excee
 _STEP_ERROR = 0.35
 # seconds that HTTP, tokenising and scraping add to a time that the twin doesn't know of
 _TTFT_FLOOR, _TPOT_FLOOR = 0.03, 0.002
+_LEAST_GAP = 0.02  # of the time per token: less changes nobody's verdict
 _LOST = 2.0
 _OF_OBJECTIVE = 0.15  # an error in TTFT below this share of its objective can't turn a verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """How the twin did: `errors` by figure (relative; attainment: a difference of shares), and what is too far off."""
+    """How the twin did: `errors` by figure (relative; attainment: a difference of shares), and what is too far off.
+
+    `worst`: the largest error as a multiple of its limit. `gap`: seconds by which the pods' median time per token is longer
+    than the twin's, 0 where that doesn't matter or is too much to be told apart from a wrong model.
+    """
 
     errors: dict[str, float]
     complaint: str = ""
+    worst: float = 0.0
+    gap: float = 0.0
 
     @property
     def ok(self) -> bool:
@@ -61,17 +68,25 @@ def check(twin: Twin, knobs: Knobs, objective: Objective, step_error: float) -> 
     pairs = [
         (sample[o.index], o) for sample, result in twin.outcomes(knobs) for o in result.outcomes if sample[o.index].counted
     ]
-    errors = _errors(pairs, objective)
+    errors, gap = _errors(pairs, objective), _gap(pairs)
     limits = {
         "tpot p50": _TPOT_ERROR, "ttft p50": _TTFT_ERROR, "ttft p90": _TAIL_ERROR, "token rate": _RATE_ERROR,
         "attainment": _ATTAINMENT_ERROR,
     }  # fmt: skip
-    worst = max(errors, key=lambda name: errors[name] / limits[name], default=None)
-    if worst is None or errors[worst] <= limits[worst]:
-        return Fidelity(errors)
-    return Fidelity(
-        errors, f"the twin's {worst} is off by {errors[worst]:.0%} under the current knobs (most: {limits[worst]:.0%})"
-    )
+    shares = {name: error / limits[name] for name, error in errors.items()}
+    worst = max(shares, key=lambda name: shares[name], default=None)
+    if worst is None or shares[worst] <= 1:
+        return Fidelity(errors, worst=max(shares.values(), default=0.0), gap=gap)
+    text = f"the twin's {worst} is off by {errors[worst]:.0%} under the current knobs (most: {limits[worst]:.0%})"
+    return Fidelity(errors, text, shares[worst], gap)
+
+
+def _gap(pairs: Sequence[tuple[SeenRequest, Outcome]]) -> float:
+    both = [(seen.tpot, o.tpot) for seen, o in pairs if seen.tpot is not None and o.tpot is not None]
+    if not both:
+        return 0.0
+    measured, twin = (median(pair[i] for pair in both) for i in (0, 1))
+    return measured - twin if _LEAST_GAP < 1 - twin / max(measured, 1e-9) <= _TPOT_ERROR else 0.0
 
 
 def _errors(pairs: Sequence[tuple[SeenRequest, Outcome]], objective: Objective) -> dict[str, float]:
