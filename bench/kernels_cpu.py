@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,8 +55,15 @@ def measure(uri: str, threads: int, rounds: int) -> Findings:
     limits = measure_limits()
     torch.set_num_threads(1)
     ops = time_ops(uri, rounds)
+    _say("ops measured")
     steps = time_steps(uri, threads, rounds)
+    _say("whole steps measured")
     return Findings(kernels, threads, limits, ops, steps, time_beside_busy(uri, threads))
+
+
+def _say(what: str) -> None:
+    """Tell on stderr how far it is: all takes some three minutes."""
+    print(f"{time.strftime('%X')} {what}", file=sys.stderr, flush=True)
 
 
 def page(found: Findings) -> str:
@@ -110,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the results, and fail if a busy neighbour slows a native step by a multiple of its share."""
     parser = argparse.ArgumentParser(prog="python -m bench.kernels_cpu", description=__doc__)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default=SMOLLM2)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args(arguments)
