@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -108,6 +109,10 @@ class _Stage:
             self._paceline("local", "down", check=False)
         except OSError:  # nobody reads any more: the terminal is gone
             self._run("local", "down", check=False, output=subprocess.DEVNULL)
+        for own in self._home.glob("*.json"):  # the acts' manifests; the stack takes its own files away itself
+            own.unlink()
+        with contextlib.suppress(OSError):  # whatever couldn't be stopped still needs it
+            self._home.rmdir()
 
     def diagnose(self, service: str) -> None:
         """Show why a service isn't what it should be."""

@@ -11,6 +11,8 @@ import sys
 import pytest
 from rich.console import Console
 
+from paceline_cli.demo import _Stage
+from paceline_cli.demo_tuning import REAL
 from paceline_cli.demo_view import StrategyRun, results_table, sentence
 from paceline_cli.load import LoadSummary
 from paceline_local.processes import marked
@@ -33,6 +35,19 @@ def test_a_demo_that_is_ended_leaves_nothing(tmp_path, number):
     assert "Traceback" not in rest
     assert list(tmp_path.iterdir()) == []
     assert [p for p, environment in marked(MARKER) if environment[MARKER].startswith(os.fspath(tmp_path))] == []
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_acts_leave_no_files_either(tmp_path, monkeypatch, left):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "tuned.json").write_text("{}")
+    if left:
+        (home / "supervisor.lock").write_text("")  # something of the stack that couldn't be stopped
+    stage = _Stage(Console(file=io.StringIO()), home, REAL)
+    monkeypatch.setattr(stage, "_run", lambda *args, **options: None)
+    stage.stop()
+    assert [path.name for path in tmp_path.rglob("*")] == (["home", "supervisor.lock"] if left else [])
 
 
 def run(strategy, rate, utilisation=0.5, latency=30.0):
