@@ -3,9 +3,12 @@
 import pytest
 
 from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.ledger import PodLedger
+from paceline_operator.tuning.objective import Objective
+from paceline_operator.tuning.sampling import samples_of, traffic_of
 from paceline_operator.tuning.state import State
-from paceline_operator.tuning.stretch import stretch_of
-from paceline_operator.tuning.traffic import follow, load_ahead
+from paceline_operator.tuning.stretch import Stretch, stretch_of
+from paceline_operator.tuning.traffic import follow, is_due, load_ahead, looked
 from paceline_sim.generate import Lengths, bursty
 
 INTERVAL, MOST = 30.0, 960.0
@@ -101,3 +104,44 @@ def test_the_first_looks_at_new_traffic_are_put_right_and_renew_nothing():
         now = look * INTERVAL
         state = follow(state, told([r for r in later if r.arrival <= now], now), now, INTERVAL)
     assert state.begun == ()
+
+
+def seen(attainment):
+    return Stretch(0.0, 500, 1.0, 1.0, 120.0, 600.0, 80.0, attainment)
+
+
+def test_a_service_that_does_much_worse_than_at_the_last_search_is_looked_at_at_once():
+    state = looked(State(), seen(0.80), 100.0, 95.0)
+    later = State.from_json({**state.to_json(), "next_search": 5000.0})
+    assert not is_due(later, seen(0.70), 130.0, 95.0) and is_due(later, seen(0.60), 130.0, 95.0)
+    assert not is_due(looked(later, seen(0.60), 130.0, 95.0), seen(0.60), 129.0, 95.0)
+
+
+# what the twin is given of it
+
+
+def ledger(name, records):
+    pod = PodLedger(name)
+    pod._records = {r.request_id: r for r in records}
+    return pod
+
+
+def test_traffic_is_of_one_pod_as_long_as_it_has_enough_and_else_of_several():
+    pods = [ledger(f"pod-{seed}", came(CHAT, 0.0, 900.0, seed=seed)) for seed in range(3)]
+    (alone,) = traffic_of(pods, since=0.0, block_size=16)
+    assert len(alone) == 480 and alone[-1].arrival - alone[0].arrival > 420.0
+    few = traffic_of(pods, since=800.0, block_size=16)
+    assert len(few) == 3 and sum(map(len, few)) == sum(r.arrival >= 800.0 for pod in pods for r in pod.records)
+    assert traffic_of(pods, since=899.0, block_size=16) == ()
+
+
+def test_the_twin_is_checked_from_a_quiet_moment_on():
+    """A hundred requests at once that take a minute, then calm: the check begins before or after them, not among them."""
+    crowd = [RequestRecord(f"c{i}", 100.0 + i / 100, 100, 10, "finished", 0, 0, end=160.0) for i in range(100)]
+    calm = [RequestRecord(f"q{i}", 2.0 * i, 100, 10, "finished", 0, 0, end=2.0 * i + 1) for i in range(50)]
+    after = [RequestRecord(f"a{i}", 200.0 + 2 * i, 100, 10, "finished", 0, 0, end=201.0 + 2 * i) for i in range(50)]
+    pod = ledger("pod", [*calm, *crowd, *after])
+    for since in (100.5, 150.0, 210.0):
+        (sample,) = samples_of([pod], Objective(1.0, 0.05), since=since, now=300.0, epochs={"pod": 0}, block_size=16)
+        assert all(r.arrival > 0 or r.output == 10 for r in sample)  # nobody is taken over half-way
+        assert sum(r.counted for r in sample) == sum(r.arrival >= since for r in [*crowd, *after][-160:])

@@ -262,6 +262,14 @@ def test_a_promise_that_was_not_kept_raises_the_bar(reason, doubts):
     assert state.doubt == (TRIAL.promised if doubts else 0.0)
 
 
+def test_a_promise_that_was_not_kept_is_forgotten_bit_by_bit():
+    held = Decision("Hold", "NoBetter", "nothing better")
+    state = State(spec_hash="h1", doubt=0.3)
+    for look in range(4):
+        state, _ = advance(state, Facts("Auto", "h1", OLD, (), None, INTERVAL, decision=held), 50.0 * look)
+    assert state.doubt == pytest.approx(0.3 * 0.7**4)
+
+
 def test_the_gain_must_exceed_what_was_promised_in_vain():
     service = bad_start(rate=4.0)
     service.run(14)

@@ -81,7 +81,9 @@ def _recommended(decision: Decision, knobs: Mapping[str, Any]) -> dict[str, Any]
 def _range(decision: Decision, names: list[str], knobs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return per knob the lowest and highest value that the twin found about as good as the best."""
     assert decision.best is not None
-    good = [{**knobs, **changes} for changes, f in decision.tried if f.goodput >= _NEAR_BEST * decision.best.goodput]
+    least = _NEAR_BEST * decision.best.goodput
+    whole = [(changes, f) for changes, f in decision.tried if f.requests == decision.best.requests]  # others were on less
+    good = [{**knobs, **changes} for changes, f in whole if f.goodput >= least]
     values = {name: [setting[name] for setting in good if isinstance(setting.get(name), int)] for name in names}
     return tuple({n: pick(v) for n, v in values.items() if v} for pick in (min, max))  # type: ignore[return-value]
 
