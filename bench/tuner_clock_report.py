@@ -58,7 +58,9 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
         lines += [_line(scenario, r, best) for r in runs]
     failures = missed(rows, found)
     lines += ["", f"Not run yet, so nothing is known of them: {', '.join(left)}."] * bool(left)
-    lines += ["", "Goals missed:" if failures else "No goal was missed by these runs.", *(f"- {text}" for text in failures)]
+    lines += ["", "Goals missed:" if failures else "No goal that was judged was missed.", *(f"- {t}" for t in failures)]
+    unjudged = [s.name for s in found if (s.name, "tuned") in known and (s.name, "best") not in known and not s.lie]
+    lines += ["", f"Not judged against the best fixed setting, which wasn't run: {', '.join(unjudged)}."] * bool(unjudged)
     lines += ["", "## What fixed settings are worth, by the twin on the true device", "", *sweep_table(found)]
     for scenario in found:
         if (r := known.get((scenario.name, "tuned"))) and r.story:
