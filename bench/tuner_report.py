@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.machine import machine
+
 if TYPE_CHECKING:
     from bench.tuner_fleet import Row
 
 # How often the tuner was changed after somebody had seen what came of the services that were held out
 HELD_OUT = "Nothing was changed after a first look at them."
+FLEET = 50  # services
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 CHOSEN_ON = frozenset(f"s{number:02d}" for number in range(5))  # services on which the tuner's limits were chosen
 _SETTLED = 2  # halves
@@ -76,6 +79,7 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         f"The generator and the tuner's limits were chosen on services {', '.join(sorted(CHOSEN_ON))} (and on numbers from",
         "1000 on, which aren't part of the fleet). The others were held out: the summary is of them alone.",
         HELD_OUT if any(row.name not in CHOSEN_ON for row in rows) else "None of those has been run.",
+        *([f"**{len(rows)} of {FLEET} services have been run so far.**"] if len(rows) < FLEET else []),
         "",
         *_summary([row for row in honest if row.name not in CHOSEN_ON]),
         f"Services that told lies about their steps: {len(liars)}; changes there: {sum(row.changes for row in liars)}.",
@@ -91,7 +95,9 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "Goals missed:" if missing else "No goal was missed by these services.",
         *(f"- {text}" for text in missing),
     ]
-    return "\n".join([*lines, "", "Again: `python -m bench.tuner_fleet`.", ""])
+    return "\n".join(
+        [*lines, "", f"Again: `python -m bench.tuner_fleet`. Machine (the CPU seconds depend on it): {machine()}.", ""]
+    )
 
 
 def _summary(honest: Sequence[Row]) -> list[str]:
