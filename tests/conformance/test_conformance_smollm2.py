@@ -30,11 +30,12 @@ CITY = {
 
 @pytest.fixture(scope="module")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RuntimeProcess]:
-    """A server with chunks of 64 and room for three of the requests at once."""
+    """A server with chunks of 64 and room for three of the requests at once; exact, so that texts can be compared."""
     where = tmp_path_factory.mktemp("smollm2")
-    model = ["--model", SMOLLM2, "--served-model-name", "smollm2", "--device", "cpu", "--threads", "1", "--speculative", "4"]
+    model = ["--model", SMOLLM2, "--served-model-name", "smollm2", "--device", "cpu", "--dtype", "float32"]
     limits = ["--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-model-len", "512"]
-    runtime = RuntimeProcess(where, [*model, *limits, "--num-gpu-blocks-override", "40"])
+    engine = ["--threads", "1", "--speculative", "4", "--num-gpu-blocks-override", "40"]
+    runtime = RuntimeProcess(where, [*model, *limits, *engine])
     yield runtime.wait_ready()
     runtime.close()
 
