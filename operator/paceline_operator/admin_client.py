@@ -14,6 +14,7 @@ from paceline_core.wire import KnobsDocument, KnobsPatch, from_json, to_json
 from paceline_operator.errors import AdminError
 from paceline_operator.leader import Elected, Leadership
 from paceline_operator.pod import ADMIN_PORT
+from paceline_operator.pod_session import pod_session
 
 __all__ = ["AdminClient"]
 
@@ -32,13 +33,7 @@ class AdminClient:
         self._port = port
         self._leadership = leadership or Elected()
         self._slots = asyncio.Semaphore(concurrency)
-        # a pod's address may be anybody's a moment later: no redirects, no cookies, no proxies, no kept connections
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=timeout),
-            connector=aiohttp.TCPConnector(force_close=True, limit=concurrency),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        self._session = pod_session(timeout=timeout, connections=concurrency)
 
     async def close(self) -> None:
         """Close the session."""

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from paceline_core.errors import FormatError
 from paceline_core.wire import Gauges, ObserveDocument, from_json
 from paceline_operator.pod import ADMIN_PORT, HTTP_PORT
+from paceline_operator.pod_session import pod_session
 from paceline_operator.tuning.ledger import Health, PodLedger
 
 __all__ = ["Scraper", "Source"]
@@ -48,12 +49,7 @@ class Scraper:
     ) -> None:  # fmt: skip
         self._slots = asyncio.Semaphore(concurrency)
         self._clock, self._admin_port, self._http_port = clock, admin_port, http_port
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=timeout),
-            connector=aiohttp.TCPConnector(force_close=True, limit=concurrency),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        self._session = pod_session(timeout=timeout, connections=concurrency)
 
     async def close(self) -> None:
         """Close the session."""
