@@ -71,6 +71,10 @@ class FaultyProxy:
     async def _stop(self):
         await self._runner.cleanup()
         await self._session.close()
+        watches = asyncio.all_tasks() - {asyncio.current_task()}  # cancelled, but aiohttp doesn't wait for their end
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
 
     def writes(self, since=0):
         """The calls after the first `since` ones that change something."""

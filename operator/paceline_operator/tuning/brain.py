@@ -16,6 +16,7 @@ from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.sampling import samples_of, traffic_of
+from paceline_operator.tuning.service_rate import Lately, ServiceRates, tokens_per_batch
 from paceline_operator.tuning.state import Phase, State, Trial
 from paceline_operator.tuning.stretch import LATELY, Stretch, stretch_of
 from paceline_operator.tuning.traffic import load_ahead
@@ -29,6 +30,7 @@ _ENOUGH = 60  # requests
 _LONGEST = 32  # intervals that a stretch of traffic is looked back
 _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
+_BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
 _BATCHES = 15  # per interval: time batches of the guard
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
 
@@ -94,6 +96,8 @@ class Brain:
             decision=answer,
             evidence=self._evidence(self.state.trial, objective, situation.interval, now),
             after=self._after(objective, now),
+            rate_after=self._rate(self.state.since, now),
+            lately=self._lately(objective, situation.interval, now),
             score=self._score(objective, now),
             stretch=self.stretch,
         )
@@ -170,15 +174,49 @@ class Brain:
     def _evidence(self, trial: Trial | None, objective: Objective, interval: float, now: float) -> Evidence | None:
         if trial is None or not trial.applied or not trial.pods:
             return None
-        there, others = (
-            self._scores((n for n in self.ledgers if (n in trial.pods) is among), objective, now, trial.applied)
-            for among in (True, False)
-        )
-        changed, others = (others, there) if trial.control else (there, others)
+        sides = [[n for n in self.ledgers if (n in trial.pods) is (among is not trial.control)] for among in (True, False)]
+        changed, others = (self._scores(names, objective, now, trial.applied) for names in sides)
+        start, end, batch = trial.applied, now - objective.settle, min(10.0, max(1.0, interval / _BATCHES))
         if trial.single:
+            start = self._backlog_gone(trial, interval, now)
             others = [(arrival, trial.score) for arrival, _ in changed]
-        batch = min(10.0, max(1.0, interval / _BATCHES))
-        return weigh(changed, others, start=trial.applied, end=now - objective.settle, batch=batch)
+        if not trial.starved:
+            return weigh(changed, others, start=start, end=end, batch=batch)
+        served, rest = (self._served(names, start, end, batch, now) for names in sides)
+        rates = ServiceRates(served, [trial.rate] * len(served) if trial.single else rest, trial.rate)
+        return weigh(changed, others, start=start, end=end, batch=batch, rates=rates)
+
+    def _served(self, names: Iterable[str], start: float, end: float, batch: float, now: float) -> list[float]:
+        """Return the output tokens/s of one of some pods in each batch."""
+        pods = [pod for name in names if (pod := self.ledgers[name]).fresh]
+        records = (r for pod in pods for r in pod.records)
+        tokens = tokens_per_batch(records, start=start, end=end, batch=batch, now=now)
+        return [count / batch / max(1, len(pods)) for count in tokens]
+
+    def _rate(self, since: float, now: float) -> float:
+        return sum(self._served(self.ledgers, since, now, now - since, now)) if now > since else 0.0
+
+    def _lately(self, objective: Objective, interval: float, now: float) -> Lately:
+        records = self._under_current(self.ledgers, now - objective.settle - interval)
+        scores = [score for _, score in margins(records, objective, now, unknown=-1.0)]
+        if not scores:
+            return Lately()
+        share = fmean(score >= objective.score(0.0) for score in scores)
+        return Lately(
+            len(scores), fmean(scores), share, self._rate(max(now - _WINDOWS[0] * interval, self.state.since), now)
+        )
+
+    def _backlog_gone(self, trial: Trial, interval: float, now: float) -> float:
+        """Return when nobody was waiting any more who had come before a change on the only pod, two intervals at most.
+
+        Who comes then waits behind them, and that isn't the change's fault; where it never ends, the change has to answer.
+        """
+        waited = [
+            now if r.first_token is None else r.first_token
+            for pod in self.ledgers.values() for r in pod.records
+            if r.arrival < trial.applied and r.outcome in ("finished", "unfinished")
+        ]  # fmt: skip
+        return min(max([trial.applied, *waited]), trial.applied + _BACKLOG * interval)
 
     def _scores(self, names: Iterable[str], objective: Objective, now: float, since: float) -> list[tuple[float, float]]:
         return margins(self._under_current(names, since), objective, now, unknown=-1.0)

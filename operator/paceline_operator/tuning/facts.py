@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.guard import Evidence
+from paceline_operator.tuning.service_rate import Lately
 from paceline_operator.tuning.stretch import Stretch
 from paceline_operator.tuning.view import ServiceView
 
@@ -30,7 +31,8 @@ class Facts:
     """What is the case. `busy`: nothing may be changed now, and why; `searching`: an answer of the twin is under way.
 
     `view` is of the last minutes, `stretch` of as long as the traffic has been what it is.
-    `evidence` is that of the trial's guard; `after` (requests, share within the objective) is what came of a promotion.
+    `evidence` is that of the trial's guard; `after` (requests, share within the objective) is what came of a promotion,
+    `rate_after` the output tokens/s of a pod since then, `lately` what the last interval was like.
     `knobs` are all knobs in force in wire form, without the trial.
     """
 
@@ -46,6 +48,8 @@ class Facts:
     decision: Decision | None = None
     evidence: Evidence | None = None
     after: tuple[int, float] = (0, 0.0)
+    rate_after: float = 0.0
+    lately: Lately = field(default_factory=Lately)
     score: float = 1.0
     stretch: Stretch | None = None
 

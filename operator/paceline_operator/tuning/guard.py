@@ -12,6 +12,10 @@ hypothesis holds, for any λ chosen before the batch is seen; by Ville's inequal
 most α. So each verdict is wrong with probability at most α = 0.05, however often one looks and whenever one stops:
 I. Waudby-Smith and A. Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86 (2024), section 4. λ is
 theirs, too (aGRAPA, appendix B.3): the stake that would have grown capital fastest on the batches so far.
+Where nobody was served in time before the trial (`Lately.starved`), all scores are 0 until a queue is gone. There a batch in
+which no side's mean score reaches `STARVED` gives the difference of service rates instead, (changed − others) / (changed +
+others) of output tokens per second; a batch in which somebody is served in time counts by scores as ever. That, too, is one
+bounded figure per batch, so the same bets hold for it: harm is refuted at 4 % fewer tokens per second, pass at 18 %.
 What isn't covered: with one pod, "before" and "after" differ by the traffic as well as by the change.
 """
 
@@ -24,6 +28,7 @@ from statistics import fmean
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.objective import Objective
+from paceline_operator.tuning.service_rate import STARVED, ServiceRates
 
 __all__ = ["ALPHA", "HARM_MARGIN", "Evidence", "Verdict", "judge", "margins", "weigh"]
 
@@ -61,7 +66,7 @@ class Evidence:
     @property
     def text(self) -> str:
         """Say it in words."""
-        figures = f"{self.batches} batches, {self.requests} requests, mean difference of scores {self.difference:+.3f}"
+        figures = f"{self.batches} batches, {self.requests} requests, mean difference {self.difference:+.3f}"
         return f"{figures}; evidence of harm {self.harm:.2g}, of no harm {self.passed:.2g} (20 decides)"
 
 
@@ -92,24 +97,31 @@ def _bet(lead: float, variance: float, most_loss: float) -> float:
 
 
 def weigh(
-    changed: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]], *, start: float, end: float, batch: float
-) -> Evidence:
+    changed: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]], *, start: float, end: float, batch: float,
+    rates: ServiceRates | None = None,
+) -> Evidence:  # fmt: skip
     """Return the evidence of (arrival, score) pairs from `start` to `end`, in batches of `batch` seconds.
 
-    A batch without a request on either side is joined with the next one: nothing is made up.
+    A batch without a request on either side is joined with the next one: nothing is made up. With `rates`, which has as
+    many batches, those in which nobody is served in time are told apart by how fast each side serves.
     """
     left, right = _by_batch(changed, start, batch), _by_batch(others, start, batch)
     differences: list[float] = []
     pending_left: list[float] = []
     pending_right: list[float] = []
+    joined: list[int] = []
     requests = 0
     for number in range(max(0, int((end - start) // batch))):
+        joined.append(number)
         pending_left += left.get(number, [])
         pending_right += right.get(number, [])
         if pending_left and pending_right:
-            differences.append(fmean(pending_left) - fmean(pending_right))
+            scores = (fmean(pending_left), fmean(pending_right))
+            served = rates.difference(joined) if rates is not None else 0.0
+            in_time = rates is None or max(scores) >= STARVED
+            differences.append(scores[0] - scores[1] if in_time else served)
             requests += len(pending_left)
-            pending_left, pending_right = [], []
+            pending_left, pending_right, joined = [], [], []
     return judge(differences, requests)
 
 

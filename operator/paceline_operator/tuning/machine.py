@@ -115,7 +115,7 @@ def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[
     assert facts.stretch is not None and decision.best is not None, "a decision is about what was observed"
     if not candidates:
         return state.told("NoMetrics", "no pod can be tried on"), ()
-    first = min(candidates, key=lambda pod: pod.name)
+    first, starved = min(candidates, key=lambda pod: pod.name), facts.lately.starved
     trial = Trial(
         before={name: facts.knobs[name] for name in decision.target},
         after=dict(decision.target),
@@ -123,13 +123,16 @@ def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[
         started=now,
         pods=(first.name,),
         process=first.process,
-        baseline=facts.stretch.attainment,
-        score=facts.score,
+        # where a queue has grown until nobody is served in time, what was served before it grew is no measure
+        baseline=facts.lately.share if starved else facts.stretch.attainment,
+        score=facts.lately.score if starved else facts.score,
         predicted=decision.best.attainment,
         promised=decision.best.attainment - (decision.current.attainment if decision.current is not None else 0.0),
         gain=decision.gain,
         single=len(facts.pods) == 1,
         override=dict(state.override),
+        starved=starved,
+        rate=facts.lately.rate,
     )
     text = f"tried on {first.name}: {decision.message}"
     state = replace(

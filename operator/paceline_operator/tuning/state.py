@@ -48,7 +48,8 @@ class Trial:
     way round: all run `after`, and `pods` went back to `before` to be compared with. `process` is the first pod's,
     so that a restart is noticed. `baseline` and `predicted` are shares of requests within the objective, before (measured)
     and after (the twin's), `promised` the gain in them that the twin foresaw, `score` the mean score before, `override` what
-    was in force beyond the spec. `applied` is when the pods had taken it over (0: not yet).
+    was in force beyond the spec. `applied` is when the pods had taken it over (0: not yet). `starved`: nobody was served in
+    time when it began, and a pod served `rate` output tokens/s.
     """
 
     before: Mapping[str, Any]
@@ -67,6 +68,8 @@ class Trial:
     override: Mapping[str, Any] = field(default_factory=dict)
     promised: float = 0.0
     control: bool = False
+    starved: bool = False
+    rate: float = 0.0
 
     @property
     def tried(self) -> Mapping[str, Any]:

@@ -3,6 +3,9 @@
 A change settles if it is seen to do good: the share within the objective rises by a part of what was promised, or the
 objective is kept. If not, traffic may be to blame, and only a comparison at the same time can tell: one pod goes back to the
 knobs from before, and the guard compares the others with it. Whatever isn't clearly no worse is taken back.
+
+Where nobody was served in time before, a queue stands between the change and its gain: there it settles, too, if pods serve
+clearly more tokens per second than before; no traffic makes a pod that always has work faster.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ __all__ = ["enough", "verify"]
 _LEAST, _PATIENCE, _MOST = 2, 4, 12  # intervals: the first word; a backlog from before is gone; enough is enough
 _REQUESTS = 40  # that are judged
 _GAIN_SHARE = 0.25  # of the expected gain that has to come
+_FASTER = 1.25  # times the tokens/s from before, with a queue on both sides: which requests came makes some of it
 _COMPARE_MOST = 10  # intervals
 _APPLY_MOST = 2  # intervals for a pod to take its knobs over
 _PAIRED = 20  # requests on the changed pods, in an interval at least: before that queues from before are what is compared
@@ -44,6 +48,8 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
     kept = 100 * share >= facts.percentile and share >= trial.baseline - HARM_MARGIN
     if came or kept:
         return settle(state, trial, facts, now, "Verified", _effect(trial, share))
+    if trial.starved and facts.rate_after >= _FASTER * trial.rate:
+        return settle(state, trial, facts, now, "Served", _served(trial, facts))
     if waited < _PATIENCE * facts.interval and share >= trial.baseline:
         return state, ()
     return _doubt(state, trial, facts, now)
@@ -64,6 +70,8 @@ def _doubt(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         started=now,
         applied=0.0,
         stepped=0.0,
+        starved=facts.lately.starved,
+        rate=facts.lately.rate,
     )
     share = f"{facts.after[1]:.1%} of the requests keep the objective, {trial.baseline:.1%} did before"
     text = f"the gain isn't seen ({share}): {control.name} goes back to tell whether it is the traffic"
@@ -115,3 +123,8 @@ def _judged_by_twin(state: State, trial: Trial, facts: Facts, now: float) -> tup
 
 def _effect(trial: Trial, share: float) -> str:
     return f"{share:.1%} of the requests keep the objective, {trial.baseline:.1%} did before"
+
+
+def _served(trial: Trial, facts: Facts) -> str:
+    rates = f"a pod serves {facts.rate_after:.0f} tokens/s, {trial.rate:.0f} before"
+    return f"{rates}; of the requests that queue, {facts.after[1]:.1%} keep the objective, {trial.baseline:.1%} did before"
