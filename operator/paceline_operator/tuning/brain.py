@@ -30,6 +30,7 @@ _ENOUGH = 60  # requests
 _LONGEST = 32  # intervals that a stretch of traffic is looked back
 _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
+_DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
 _BATCHES = 15  # per interval: time batches of the guard
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
@@ -62,6 +63,7 @@ class Brain:
     stretch: Stretch | None = None
     decision: Decision | None = None
     searching: bool = False
+    lately: Lately = field(default_factory=Lately)
     _guard: Objective | None = None
 
     def ledger(self, name: str) -> PodLedger:
@@ -80,6 +82,7 @@ class Brain:
         objective = self.objective(situation)
         self.view = merge(self.ledgers.values(), objective, now, self._window(situation.interval, now))
         self.stretch = self._stretch(objective, situation.interval, now)
+        self.lately = self._lately(objective, situation.interval, now)
         if answer is not None:
             self.searching = False
             self.decision = answer if self.state.phase is not Phase.VERIFYING else self.decision
@@ -97,7 +100,7 @@ class Brain:
             evidence=self._evidence(self.state.trial, objective, situation.interval, now),
             after=self._after(objective, now),
             rate_after=self._rate(self.state.since, now),
-            lately=self._lately(objective, situation.interval, now),
+            lately=self.lately,
             score=self._score(objective, now),
             stretch=self.stretch,
         )
@@ -129,13 +132,15 @@ class Brain:
         objective, newest = self.objective(situation), max(pods, key=lambda p: p.model.steps if p.model else 0)
         assert newest.model is not None
         changed = self.state.since if ask.only is not None else 0.0
+        draining = self.lately.starved and ask.only is None
+        load = 1.0 if ask.only is not None else load_ahead(self.stretch)
         since, block_size = max(now - self.view.window, self.stretch.began, changed), int(situation.knobs["blockSize"])
         return Question(
             at=now,
             service=situation.service,
             knobs=situation.knobs,
             bounds=situation.bounds,
-            objective=objective,
+            objective=replace(objective, draining=draining),
             model=calibrate(newest.model, (step for pod in pods for step in pod.measured_steps())),
             num_blocks=max(1, min(p.gauges.kv_blocks_total for p in pods)),
             samples=samples_of(
@@ -143,7 +148,7 @@ class Brain:
                 block_size=block_size,
             ),
             traffic=traffic_of(pods, since=max(self.stretch.began, changed), block_size=block_size),
-            load=1.0 if ask.only is not None else load_ahead(self.stretch),
+            load=max(load, _DRAINING) if draining else load,
             pods=len(situation.pods),
             step_error=self.view.step_error,
             only=ask.only,

@@ -16,7 +16,7 @@ from paceline_core.knobs import KNOBS, Knobs, knobs_from_wire, knobs_to_wire
 from paceline_operator.tuning.advice import advise, hardware
 from paceline_operator.tuning.candidates import allowed
 from paceline_operator.tuning.fidelity import Fidelity, check
-from paceline_operator.tuning.preference import better, certain_gain
+from paceline_operator.tuning.preference import DRAIN_TIE, better, certain_gain, drain_gain
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.search import Found, search
 from paceline_operator.tuning.twin import Forecast, Twin
@@ -121,11 +121,12 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     }  # fmt: skip
     if not found.changes:
         return Decision("Hold", "NoBetter", "no setting within the bounds does better than the current one", **common)
+    drains = _drains(question, found, errors)
     least = max(_SHARE_GAIN, _TWIN_ERRORS * error, question.doubt) if question.objective.stated else 0.0
-    if gain < _GAIN or share_gain < least:
+    if not drains and (gain < _GAIN or share_gain < least):
         text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
         return Decision("Hold", "WithinError", text, **common)
-    if question.objective.stated and question.only is None and not _is_certain(found):
+    if not drains and question.objective.stated and question.only is None and not _is_certain(found):
         text = f"the best setting would gain {gain:.1%} on these requests, which may be chance"
         return Decision("Hold", "Chance", text, **common)
     if better(question.objective, *found.now):
@@ -134,13 +135,21 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)
 
 
+def _drains(question: Question, found: Found, errors: Mapping[str, float]) -> bool:
+    """Return whether a queue is to be worked off, and the best setting does that faster by more than the twin's error."""
+    faster = drain_gain(found.current, found.best)
+    return question.objective.draining and faster > max(DRAIN_TIE, _TWIN_ERRORS * errors.get("token rate", 0.0))
+
+
 def _is_certain(found: Found) -> bool:
     """Return whether the gain is more than chance: of both loads together, or of that of now if the other is beyond any."""
     return certain_gain(found.current, found.best) > 0 or certain_gain(*found.now) > 0
 
 
 def gain_of(question: Question, current: Forecast, best: Forecast) -> float:
-    """Return the relative gain of `best`: of goodput, without a stated objective of tokens/s."""
+    """Return the relative gain of `best`: of goodput; without a stated objective, or with a queue to drain, of tokens/s."""
+    if question.objective.draining:
+        return drain_gain(current, best)
     before, after = (
         (f.goodput if question.objective.stated else f.token_rate * (f.attainment > 0.5)) for f in (current, best)
     )
@@ -160,6 +169,8 @@ def _change_text(question: Question, found: Found, gain: float) -> str:
     own = knobs_to_wire(knobs_from_wire(question.knobs))
     steps = [f"{spec.name} {own[spec.name]} → {found.changes[spec.name]}" for spec in KNOBS if spec.name in found.changes]
     text = f"{', '.join(steps)}: at loads from that of now to {question.load:.2f} times as much, "
+    if question.objective.draining:
+        return text + f"{gain:+.1%} tokens/s to work off the queue that keeps everybody beyond the objective"
     if question.objective.stated:
         return (
             text

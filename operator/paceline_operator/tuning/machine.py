@@ -25,8 +25,9 @@ __all__ = ["advance"]
 _CANARY_MOST = 10  # intervals: what isn't clear by then is LowTraffic
 _APPLY_MOST = 2  # intervals for a pod to take a change over
 _LATEST = 32  # intervals between two searches at most: all requests that the twin is asked about are others then
+_DRAINS = 4  # intervals between two searches at most while a queue keeps everybody beyond the objective
 _FORGIVEN = 0.7  # of the doubt is left after another search, on other requests: a guard is wrong once in twenty times
-_FROZEN = 2  # intervals until the twin is checked again
+_FROZEN, _FROZEN_SOON, _FROZEN_MOST = 2, 3, 8  # intervals until the twin is checked again: so many times, and at most
 
 
 def advance(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
@@ -77,13 +78,9 @@ def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
 def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tuple[State, Effects]:
     text = decision.message
     if decision.kind != "Change":
-        news = decision.kind == "Freeze" and state.reason != decision.reason
-        # a freeze thaws by itself, and to look whether it has costs little
-        later = (
-            replace(state, next_search=state.next_search + _FROZEN * facts.interval)
-            if decision.kind == "Freeze"
-            else _later(state, facts)
-        )
+        frozen = decision.kind == "Freeze"
+        news = frozen and state.reason != decision.reason
+        later = _thawing(state, facts) if frozen else _later(state, facts)
         return later.told(decision.reason, text), (Tell("TuningFrozen", text, warning=True),) * news
     if facts.mode != "Auto":
         news = state.message != text
@@ -96,17 +93,26 @@ def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tupl
     return _start(state, facts, decision, now)
 
 
+def _thawing(state: State, facts: Facts) -> State:
+    """Return the state that looks soon whether a freeze has thawed by itself, and ever more rarely if it lasts: a pod that
+    tells lies would be asked for ever.
+    """
+    waits = min(_FROZEN_MOST, _FROZEN * 2 ** max(0, state.freezes + 1 - _FROZEN_SOON))
+    return replace(state, next_search=state.next_search + waits * facts.interval, freezes=state.freezes + 1)
+
+
 def _later(state: State, facts: Facts) -> State:
     """Return the state that asks again ever more rarely while nothing is to be done and the traffic stays what it is.
 
     It counts from when the twin was asked (`looked`): counted from its answer, an interval would end just after a look.
     """
-    waits = min(_LATEST, 2 ** (state.idle_searches + 1))
+    waits = min(_DRAINS if facts.lately.starved else _LATEST, 2**state.idle_searches)
     return replace(
         state,
         next_search=state.next_search + waits * facts.interval,
         idle_searches=state.idle_searches + 1,
         doubt=_FORGIVEN * state.doubt,
+        freezes=0,
     )
 
 
@@ -137,7 +143,7 @@ def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[
     text = f"tried on {first.name}: {decision.message}"
     state = replace(
         state, phase=Phase.CANARY, since=now, trial=trial, begun=(*state.begun, now)[-MOST_CHANGES:],
-        next_search=now + facts.interval, idle_searches=0,
+        next_search=now + facts.interval, idle_searches=0, freezes=0,
     )  # fmt: skip
     return state.told("Trying", text), (Tell("TuningCanary", text),)
 

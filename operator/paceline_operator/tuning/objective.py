@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline_core.wire import RequestRecord
@@ -18,13 +18,15 @@ _JUDGED_TOKENS = 8  # an unfinished request's pace is told by so many tokens
 class Objective:
     """Objectives in seconds (None: any time will do), and the percentage of requests that must meet them.
 
-    `stated` is false where the service has none: the times then are a guard, made from what its users have now.
+    `stated` is false where the service has none: the times then are a guard, made from what its users have now. `draining`:
+    a queue keeps everybody beyond them, and what counts first is how fast it is worked off.
     """
 
     ttft: float | None
     tpot: float | None
     percentile: float = 95.0
     stated: bool = True
+    draining: bool = False
 
     def slo(self, share: float = 1.0) -> Slo:
         """Return the objectives as the twin takes them, each times `share`."""
@@ -64,7 +66,7 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON-ready data."""
-        return {"ttft": self.ttft, "tpot": self.tpot, "percentile": self.percentile, "stated": self.stated}
+        return asdict(self)
 
     def _first(self, record: RequestRecord, now: float) -> float | None:
         if self.ttft is None:

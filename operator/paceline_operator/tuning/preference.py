@@ -8,10 +8,13 @@ from statistics import fmean, stdev
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.twin import Forecast
 
-__all__ = ["better", "certain_gain"]
+__all__ = ["DRAIN_TIE", "better", "certain_gain", "drain_gain"]
 
 _TIE = 0.01  # relative: goodputs closer than this are equal, and latency decides
 _LATENCY_TIE = 0.10
+# Relative: of settings that work a queue off about as fast, that under which most are served in time meanwhile. Beyond the
+# twin's usual error in tokens/s, and so that the ever smaller gains of ever more slots don't count.
+DRAIN_TIE = 0.10
 _FAILED = 0.02  # of requests: less goodput is none to rank by
 # Blocks of requests in a row, of some requests each: those of one moment share their luck, and are one observation
 _BLOCKS, _FEWEST_BLOCKS, _LEAST_BLOCK = 16, 5, 8
@@ -21,7 +24,12 @@ _ERRORS = 1.3
 
 
 def better(objective: Objective, a: Forecast, b: Forecast) -> bool:
-    """Return whether `a` is preferred to `b`: goodput, then latency, then fewer preemptions."""
+    """Return whether `a` is preferred to `b`: goodput, then latency, then fewer preemptions.
+
+    While a queue keeps everybody beyond the objective, tokens per second come before all of that.
+    """
+    if objective.draining and abs(drain_gain(b, a)) > DRAIN_TIE:
+        return a.token_rate > b.token_rate
     first, second = _worth(objective, a), _worth(objective, b)
     if max(first, second) < _FAILED:  # nobody is served in time: what drains the queue fastest
         return a.token_rate > (1 + _TIE) * b.token_rate
@@ -32,6 +40,11 @@ def better(objective: Objective, a: Forecast, b: Forecast) -> bool:
     if abs(slow - fast) > _LATENCY_TIE * max(slow, fast):
         return slow < fast
     return a.preemptions < b.preemptions
+
+
+def drain_gain(old: Forecast, new: Forecast) -> float:
+    """Return how much faster `new` works a queue off, relative to `old`."""
+    return (new.token_rate - old.token_rate) / max(old.token_rate, 0.05 * new.token_rate, 1e-9)
 
 
 def certain_gain(old: Forecast, new: Forecast) -> float:

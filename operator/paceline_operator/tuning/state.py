@@ -105,7 +105,8 @@ class State:
     `signature` is the traffic that the last search was about, `shift` that since the last shift, which was at `shifted`;
     from `shifting` on (0: not at all) it has been another. Since the last shift, changes were `begun` at these times, these
     settings were `left` for better ones, and the twin promised a share of requests that didn't come (`doubt`). At the last
-    search `share` of the requests were within the objective, and it was `kept` or not.
+    search `share` of the requests were within the objective, and it was `kept` or not. `freezes` is how often in a row the
+    twin couldn't be used.
     """
 
     spec_hash: str = ""
@@ -118,6 +119,7 @@ class State:
     cooldown: float = 0.0
     next_search: float = 0.0
     idle_searches: int = 0
+    freezes: int = 0
     signature: tuple[float, ...] = ()
     shift: tuple[float, ...] = ()
     shifted: float = 0.0
