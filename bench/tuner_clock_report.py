@@ -65,6 +65,8 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
     for scenario in found:
         if (r := known.get((scenario.name, "tuned"))) and r.story:
             lines += ["", f"## {scenario.text}: what the status said", "", *(f"- {line}" for line in r.story)]
+    failed = [f"- {r.scenario}, {r.setting}: {text}" for r in rows for text in r.errors]
+    lines += ["", "## What failed requests were told", "", *failed] * bool(failed)
     return "\n".join(
         [*lines, "", "Again: `python -m bench.tuner_clock --trace FILE --label NAME`, until all runs are done.", ""]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from typing import Any, Protocol
 
 from paceline_cli.fleet import Fleet
 
-__all__ = ["Run", "Seen", "Stack", "kept", "run"]
+__all__ = ["Run", "Seen", "Stack", "errors_of", "kept", "run"]
 
 READY = 180.0  # seconds; real pods load a model
+_LONGEST = 200  # characters of an error
 SLICE = 5.0  # seconds of one point of a run's series
 
 
@@ -29,6 +31,8 @@ class Seen(Protocol):
     def good(self) -> bool: ...
     @property
     def failed(self) -> bool: ...
+    @property
+    def error(self) -> str: ...
 
 
 class Load(Protocol):
@@ -46,7 +50,8 @@ class Run:
     """One scenario under one setting. `goodput` (requests/s) and `attainment` are of the judged part, `overall` of all.
 
     `rate` is that of the traffic (requests/s) where it was the same throughout, else 0. `series` holds requests in time and
-    all requests per five seconds, `story` what the status said and when.
+    all requests per five seconds, `story` what the status said and when, `errors` what failed requests were told, when the
+    first of them was sent (seconds), and how many were told so.
     """
 
     scenario: str
@@ -63,6 +68,7 @@ class Run:
     rate: float = 0.0
     series: Sequence[Sequence[int]] = ()
     story: Sequence[str] = field(default=())
+    errors: Sequence[str] = field(default=())
 
 
 class Stack:
@@ -133,6 +139,7 @@ def run(
         rate=rate,
         series=_series(traffic.sent, seconds),
         story=story,
+        errors=errors_of(traffic.sent),
     )
 
 
@@ -144,6 +151,15 @@ def _tell(fleet: Fleet, seconds: float, story: list[str]) -> None:
     if not story or not story[-1].endswith(line):
         story.append(f"{seconds:.0f} s {line}")
         print(f"  {story[-1]}", file=sys.stderr, flush=True)
+
+
+def errors_of(sent: Sequence[Seen]) -> list[str]:
+    """Return in words what failed requests were told: figures in it apart, the same text counts as one."""
+    found: dict[str, list[float]] = {}
+    for s in sent:
+        if s.failed:
+            found.setdefault(re.sub(r"\d+(\.\d+)?", "#", s.error)[:_LONGEST], []).append(s.at)
+    return [f"{len(at)} from {min(at):.0f} to {max(at):.0f} s: {text}" for text, at in found.items()]
 
 
 def _series(sent: Sequence[Seen], seconds: float) -> list[list[int]]:

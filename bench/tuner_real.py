@@ -136,6 +136,8 @@ def report(rows: Sequence[Run]) -> str:
         )
     failures = missed(rows)
     lines += ["", "Goals missed:" if failures else "No goal was missed.", *(f"- {text}" for text in failures)]
+    told = [f"- round {int(r.scenario) + 1}, {r.setting}: {text}" for r in rows for text in r.errors]
+    lines += ["", "## What failed requests were told", "", *told] * bool(told)
     for r in rows:
         if r.story:
             lines += ["", f"## Round {int(r.scenario) + 1}: what the status said", "", *(f"- {line}" for line in r.story)]

@@ -73,6 +73,11 @@ class Sent:
         """Whether it was answered with an error, or not at all."""
         return bool(self.outcome.error)
 
+    @property
+    def error(self) -> str:
+        """What it was told instead of an answer; empty if it was answered."""
+        return self.outcome.error
+
 
 class Traffic:
     """Open-loop traffic from a thread of its own, until it is stopped: nobody waits for an answer before sending.

@@ -10,10 +10,10 @@ from bench import tuner_real
 from bench.tuner_clock import SETTINGS, todo
 from bench.tuner_clock_report import missed, report
 from bench.tuner_clock_scenarios import best_of, scenarios, skipped_of, start_of, worth
-from bench.tuner_pods import Run, kept
+from bench.tuner_pods import Run, errors_of, kept
 
 from paceline_cli import real_service
-from paceline_cli.clock_service import Traffic
+from paceline_cli.clock_service import Sent, Traffic
 from paceline_cli.fleet import FleetError
 from paceline_cli.load import Outcome
 
@@ -133,3 +133,13 @@ def test_the_real_engine_is_held_to_the_same_goals(tuned, says):
     rows = real_runs(**tuned)
     assert says in " ".join(tuner_real.missed(rows)) and bool(says) == bool(tuner_real.missed(rows))
     assert "7.5 requests/s" in tuner_real.report(rows)
+
+
+def test_failed_requests_are_told_by_what_they_were_told():
+    def seen(at, error=""):
+        return Sent(at, Outcome(at, None if error else at + 0.1, at + 1.0, 5, error))
+
+    sent = [seen(1.0), seen(2.0, "HTTP 429: retry in 3 s"), seen(9.0, "HTTP 429: retry in 12 s"), seen(4.0, "ReadError: ")]
+    assert errors_of(sent) == ["2 from 2 to 9 s: HTTP #: retry in # s", "1 from 4 to 4 s: ReadError: "]
+    told = report(runs(name="burst", failed=2, errors=["2 from 2 to 9 s: HTTP #: full"]), FOUND, "a day", [])
+    assert "- burst, tuned: 2 from 2 to 9 s: HTTP #: full" in told

@@ -32,7 +32,7 @@ _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
 _DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
-_BATCHES = 15  # per interval: time batches of the guard
+_BATCHES = 20  # per interval: time batches of the guard, of which equal pods pass thirty
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
 
 

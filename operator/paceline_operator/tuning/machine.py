@@ -193,10 +193,10 @@ def _broken(trial: Trial, facts: Facts) -> tuple[Reason, str] | None:
 
 
 def _promote(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
-    """Double the pods that run it, half an interval a step; the last step makes it the service's."""
+    """Double the pods that run it, half an interval a step; the last (of three pods the first) makes it the service's."""
     if len(trial.pods) > 1 and now - trial.stepped < facts.interval / 2:
         return state, ()
-    if 2 * len(trial.pods) < len(facts.pods):
+    if 2 * len(trial.pods) + 1 < len(facts.pods):
         others = sorted(pod.name for pod in facts.pods if pod.name not in trial.pods)
         return replace(state, trial=replace(trial, pods=(*trial.pods, *others[: len(trial.pods)]), stepped=now)), ()
     text = f"in force on all {len(facts.pods)} pods, now verified: {arrow(trial)}"
