@@ -43,14 +43,15 @@ def hardware(question: Question, twin: Twin, found: Found) -> str:
     if not question.objective.stated or question.only is not None or _objective_kept(question, found.best):
         return ""
     best = f"no setting keeps the objective: the best keeps {found.best.attainment:.1%} of the requests within it"
-    piece = piece_of(twin.traffic, ROUGH)  # a word to people: it needn't be exact
-    replicas = _first(_REPLICAS, lambda times: twin.forecast(found.knobs, load=question.load / times, piece=piece), question)
+    piece = piece_of(twin.traffic, ROUGH // 2)  # a word to people: it needn't be exact
+    load = 1.0 if question.objective.draining else question.load  # what empties a queue fastest is no rate to build for
+    replicas = _first(_REPLICAS, lambda times: twin.forecast(found.knobs, load=load / times, piece=piece), question)
     if replicas < len(_REPLICAS):
         times = _REPLICAS[replicas]
         return f"{best}; {times} times the pods ({times * question.pods}) would"
     speed = _first(
         _SPEEDS,
-        lambda share: twin.forecast(found.knobs, load=question.load, model=question.model.scaled(share), piece=piece),
+        lambda share: twin.forecast(found.knobs, load=load, model=question.model.scaled(share), piece=piece),
         question,
     )
     if speed < len(_SPEEDS):
