@@ -27,9 +27,9 @@ def machine() -> str:
 def in_large_pages(module: str, arguments: Sequence[str] | None) -> None:
     """Start `python -m module` anew with memory in large pages, as an engine's process has it, unless it has it already.
 
-    The C library reads the setting when a process starts, so nothing later can make up for it.
+    The allocators read their settings when a process starts, so nothing later can make up for it.
     """
     wanted = engine_environment(os.environ, len(os.sched_getaffinity(0)))
-    if wanted["GLIBC_TUNABLES"] != os.environ.get("GLIBC_TUNABLES"):
+    if wanted != dict(os.environ):
         given = sys.argv[1:] if arguments is None else arguments
         os.execve(sys.executable, [sys.executable, "-m", module, *given], wanted)

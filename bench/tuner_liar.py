@@ -14,7 +14,7 @@ from typing import Any
 from paceline_core.wire import ObserveDocument
 from paceline_core.wire import to_json as honest
 from paceline_runtime import admin
-from paceline_runtime.__main__ import main
+from paceline_runtime.command import main
 
 _SECONDS = ("constant", "decodeTokens", "prefillTokens", "contextTokens", "prefillAttention")
 _HONEST_FOR = 20.0

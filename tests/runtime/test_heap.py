@@ -1,4 +1,4 @@
-"""The engine's memory: large pages unless somebody wants it otherwise."""
+"""Processes' memory: large pages unless somebody wants it otherwise."""
 
 import os
 import subprocess
@@ -7,20 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from paceline_runtime.heap import engine_environment
+from paceline_runtime.heap import engine_environment, in_large_pages
 
 
 def test_the_engine_asks_for_large_pages_and_its_threads():
     found = engine_environment({"PATH": "/bin"}, 2)
-    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "2", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    large = {"PYTHONMALLOC": "malloc", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "2", **large}
+    assert in_large_pages(large) == large
 
 
 def test_what_is_set_already_stays():
     found = engine_environment({"OMP_NUM_THREADS": "7", "GLIBC_TUNABLES": "glibc.malloc.check=3"}, 2)
     assert found["OMP_NUM_THREADS"] == "7"
     assert found["GLIBC_TUNABLES"] == "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
+    assert in_large_pages({"PYTHONMALLOC": "debug"})["PYTHONMALLOC"] == "debug"
     off = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
-    assert engine_environment(off, 2)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
+    assert in_large_pages(off) == off
 
 
 _FLAGS_OF_A_LARGE_ALLOCATION = """
@@ -48,3 +51,20 @@ def test_a_process_gets_them():
     command = [sys.executable, "-c", _FLAGS_OF_A_LARGE_ALLOCATION]
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
     assert "hg" in said.split()  # as the kernel calls it: advised to be huge
+
+
+_RESTARTED = """
+import os, sys
+from paceline_runtime.heap import restart_in_large_pages
+restart_in_large_pages()
+print(os.getpid(), os.environ["PYTHONMALLOC"], sys.argv[1:], sys.flags.dev_mode)
+"""
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library")
+def test_a_program_starts_anew_once_in_its_place_with_its_arguments():
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONMALLOC", "GLIBC_TUNABLES")}
+    command = [sys.executable, "-X", "dev", "-c", _RESTARTED, "--model", "a b"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        said, _ = process.communicate(timeout=60)
+    assert said == f"{process.pid} malloc ['--model', 'a b'] True\n"

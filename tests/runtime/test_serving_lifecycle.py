@@ -20,7 +20,7 @@ from serving_process import FAST, PATIENCE, SLOW, RuntimeProcess, alive, events,
 
 from paceline_core.step_time import StepModel
 from paceline_core.wire import StepModelDocument, from_json
-from paceline_runtime.__main__ import main
+from paceline_runtime.command import main
 from paceline_runtime.settings import STEP_MODEL_EXAMPLE
 
 # -- start --------------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_sigterm_while_loading(step_model: str, tmp_path: Path) -> None:
 def test_sigterm_before_the_server_exists_is_not_the_default_action() -> None:
     """Process 1 of a container would not get that: the kernel drops signals that it has no handler for."""
     code = (
-        "import os, signal, sys\nfrom paceline_runtime import __main__ as command\n"
+        "import os, signal, sys\nfrom paceline_runtime import command\n"
         "command.cli.main = lambda **_: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(command.main())"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE, check=False)

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from paceline_cli.__main__ import cli
-from paceline_runtime.__main__ import cli as runtime_command
+from paceline_runtime.command import cli as runtime_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
