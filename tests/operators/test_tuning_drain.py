@@ -73,11 +73,24 @@ def test_differences_stay_within_one_and_nothing_served_is_no_difference():
         (Lately(9, 0.0, 0.0, 30.0), False),  # too few to tell
         (Lately(20, 0.0, 0.0, 0.0), False),  # nothing is served at all: no rate to compare
         (Lately(20, 0.0, 0.0, 30.0, 0.35), False),  # a burst: a third are served in time when it is over
+        (Lately(20, 0.0, 0.0, 30.0, 0.0, 0.5), False),  # half have their first token in time: the pace is the trouble
         (Lately(), False),
     ],
 )
 def test_who_is_starved(lately, starved):
     assert lately.starved is starved
+
+
+def test_who_gets_tokens_too_slowly_is_not_starved():
+    """Batches that are too large, and no queue: serving more tokens per second is no help, smaller batches are."""
+    slow = Service(Knobs(max_num_seqs=256), rate=2.0, ttft=4.0, tpot=0.005)
+    slow.mode = "Off"
+    slow.run(60)
+    assert slow.brain.lately.score < 0.05 and slow.brain.lately.waited < 0.1 and not slow.brain.lately.starved
+    objective = Objective(1.0, 0.05)
+    assert objective.waited(record(2.0, 3.0, 9), 5.0) and not objective.waited(record(0.9, 9.0, 9), 9.0)
+    assert objective.waited(replace(record(None, None, 0), outcome="refused"), 0.1)
+    assert not Objective(None, 0.05).waited(record(50.0, 60.0, 9), 60.0)
 
 
 # the guard's error rates where only rates tell

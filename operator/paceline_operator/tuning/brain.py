@@ -202,7 +202,8 @@ class Brain:
         return sum(self._served(self.ledgers, since, now, now - since, now)) if now > since else 0.0
 
     def _lately(self, objective: Objective, interval: float, now: float) -> Lately:
-        records = self._under_current(self.ledgers, now - objective.settle - interval)
+        end = now - objective.settle
+        records = [r for r in self._under_current(self.ledgers, end - interval) if r.arrival <= end]
         scores = [score for _, score in margins(records, objective, now, unknown=-1.0)]
         if not scores:
             return Lately()

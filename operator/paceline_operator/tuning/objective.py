@@ -48,6 +48,11 @@ class Objective:
             return None
         return max(-1.0, min(parts, default=1.0))
 
+    def waited(self, record: RequestRecord, now: float) -> bool:
+        """Return whether a request waited longer for its first token than it may, or was refused: what queues do."""
+        first = self._first(record, now)
+        return record.outcome == "refused" or (first is not None and first < 0)
+
     def met(self, record: RequestRecord) -> bool:
         """Return whether a request that has ended was served within the objective."""
         margin = self.margin(record, record.end or record.arrival)

@@ -17,6 +17,7 @@ __all__ = ["STARVED", "Lately", "ServiceRates", "tokens_per_batch"]
 
 STARVED = 0.05  # mean score (0 to 1) up to which nobody is served in time: all wait nearly twice as long as they may
 _FEW = 0.3  # of the requests in time over ten intervals: a queue that began two or three minutes ago, or never ends
+_QUEUED = 0.9  # of the requests waited too long: a queue that doesn't end between bursts
 _FEWEST = 10  # requests that tell so
 _INSTANT = 1e-3  # seconds: all of an answer may come at once
 _PRIOR = 4.0  # weight in batches of the rate from before, as in the guard's own prior
@@ -27,7 +28,8 @@ class Lately:
     """The last interval's requests that can be judged, their mean score and share in time; output tokens/s of a pod.
 
     The rate is of up to four intervals under the same knobs: a pod with one slot serves few requests in one. `attainment` is
-    the share in time of ten: a service that only a burst keeps from its objective isn't starved.
+    the share in time of ten: a service that only a burst keeps from its objective isn't starved. `waited` is the share that
+    waited too long for the first token: where only the time per token is too long, more tokens per second are no help.
     """
 
     requests: int = 0
@@ -35,12 +37,13 @@ class Lately:
     share: float = 1.0
     rate: float = 0.0
     attainment: float = 0.0
+    waited: float = 1.0
 
     @property
     def starved(self) -> bool:
-        """Whether nobody is served in time, while something is served, and few were for some time."""
+        """Whether a queue keeps everybody from being served in time now, and nearly everybody for some time."""
         now = self.requests >= _FEWEST and self.score < STARVED and self.rate > 0
-        return now and self.attainment < _FEW
+        return now and self.attainment < _FEW and self.waited >= _QUEUED
 
 
 @dataclass(slots=True)
