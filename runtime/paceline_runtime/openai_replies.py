@@ -19,6 +19,7 @@ from paceline_runtime.tool_parser import CallDelta, Delta, ToolParser
 __all__ = ["ChatReply", "CompletionReply", "Reply", "event_stream"]
 
 _DONE = b"data: [DONE]\n\n"
+_MARK = "\x00text\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Reply(ABC):
     logprobs: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     _start: bytes = field(init=False, repr=False)  # of every event: encoded once, not for each token
+    _frames: dict[int, tuple[bytes, bytes]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         head = msgspec.json.encode(self._head(chunk=True))
@@ -54,7 +56,22 @@ class Reply(ABC):
 
     def pieces(self, piece: Piece) -> list[bytes]:
         """Return the events of a piece of text, or of the end; none if all of it is held back."""
+        if piece.text and piece.finish_reason is None and self._plain:
+            before, after = self._frames.get(piece.index) or self._frame(piece.index)
+            return [before + msgspec.json.encode(piece.text) + after]
         return [self._chunk([choice]) for choice in self._piece_choices(piece)]
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """Return what stands before and after the text in every event of a choice: nearly all of it, token after token."""
+        (choice,) = self._piece_choices(Piece(index, _MARK))
+        before, _, after = self._chunk([choice]).rpartition(msgspec.json.encode(_MARK))
+        self._frames[index] = (before, after)
+        return before, after
+
+    @property
+    def _plain(self) -> bool:
+        """Whether an event of some text says nothing but that text."""
+        return not self.logprobs
 
     def usage(self, generations: Sequence[Generation]) -> bytes:
         """Return the event that ends a stream with `include_usage`."""
@@ -104,6 +121,10 @@ class ChatReply(Reply):
     """Answers of `/v1/chat/completions`. `parsers` find tool calls, one for each choice; without tools there are none."""
 
     parsers: Sequence[ToolParser] = ()
+
+    @property
+    def _plain(self) -> bool:
+        return not self.logprobs and not self.parsers
 
     def opening(self) -> list[bytes]:
         """A chat stream starts with the role."""

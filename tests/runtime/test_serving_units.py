@@ -44,7 +44,7 @@ from paceline_runtime.messages import (
     encode,
 )
 from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
-from paceline_runtime.openai_replies import CompletionReply, event_stream
+from paceline_runtime.openai_replies import ChatReply, CompletionReply, event_stream
 from paceline_runtime.sampling_params import SamplingParams
 from paceline_runtime.sequence import EngineDied, LiveSequence, Submission
 from paceline_runtime.settings import EngineSettings, SettingsError, cpu_threads
@@ -670,3 +670,17 @@ async def test_knobs_that_changed_while_loading_are_sent_when_it_is_ready(superv
     with pytest.raises(EngineCannotStart):
         await client.run()
     assert [m.knobs["maxNumSeqs"] for m in FakeLink.sent if isinstance(m, SetKnobs)] == [3]
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("reply", [ChatReply, CompletionReply])
+def test_a_piece_of_text_is_the_same_event_token_after_token(reply: type[ChatReply | CompletionReply], usage: bool) -> None:
+    made = reply("id", 'a "model"', ByteTokenizer(), n=2, include_usage=usage)
+    for index, text in ((0, " word"), (1, "\x00text\x00"), (1, 'é"\n'), (0, "}]")):
+        (event,) = made.pieces(Piece(index, text))
+        document = json.loads(event.removeprefix(b"data: "))
+        (choice,) = document["choices"]
+        assert choice.get("text", choice.get("delta", {}).get("content")) == text
+        assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (index, None, None)
+        assert document["model"] == 'a "model"' and ("usage" in document) == usage
+        assert event.endswith(b"}\n\n")
