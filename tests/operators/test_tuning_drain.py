@@ -68,11 +68,11 @@ def test_differences_stay_within_one_and_nothing_served_is_no_difference():
 @pytest.mark.parametrize(
     ("lately", "starved"),
     [
-        (Lately(20, 0.01, 0.0, 30.0), True),
-        (Lately(20, 0.06, 0.0, 30.0), False),  # some are served nearly in time
-        (Lately(9, 0.0, 0.0, 30.0), False),  # too few to tell
-        (Lately(20, 0.0, 0.0, 0.0), False),  # nothing is served at all: no rate to compare
-        (Lately(20, 0.0, 0.0, 30.0, 0.35), False),  # a burst: a third are served in time when it is over
+        (Lately(20, 0.01, 0.0, 30.0, 0.1, 1.0), True),
+        (Lately(20, 0.06, 0.0, 30.0, 0.1, 1.0), False),  # some are served nearly in time
+        (Lately(9, 0.0, 0.0, 30.0, 0.1, 1.0), False),  # too few to tell
+        (Lately(20, 0.0, 0.0, 0.0, 0.1, 1.0), False),  # nothing is served at all: no rate to compare
+        (Lately(20, 0.0, 0.0, 30.0, 0.35, 1.0), False),  # a burst: a third are served in time when it is over
         (Lately(20, 0.0, 0.0, 30.0, 0.0, 0.5), False),  # half have their first token in time: the pace is the trouble
         (Lately(), False),
     ],
@@ -87,6 +87,7 @@ def test_who_gets_tokens_too_slowly_is_not_starved():
     slow.mode = "Off"
     slow.run(60)
     assert slow.brain.lately.score < 0.05 and slow.brain.lately.waited < 0.1 and not slow.brain.lately.starved
+    assert slow.brain.lately.attainment == slow.brain.stretch.attainment < 0.01
     objective = Objective(1.0, 0.05)
     assert objective.waited(record(2.0, 3.0, 9), 5.0) and not objective.waited(record(0.9, 9.0, 9), 9.0)
     assert objective.waited(replace(record(None, None, 0), outcome="refused"), 0.1)

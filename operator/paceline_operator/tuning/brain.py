@@ -207,9 +207,13 @@ class Brain:
         scores = [score for _, score in margins(records, objective, now, unknown=-1.0)]
         if not scores:
             return Lately()
-        share = fmean(score >= objective.score(0.0) for score in scores)
         return Lately(
-            len(scores), fmean(scores), share, self._rate(max(now - _WINDOWS[0] * interval, self.state.since), now)
+            requests=len(scores),
+            score=fmean(scores),
+            share=fmean(score >= objective.score(0.0) for score in scores),
+            rate=self._rate(max(now - _WINDOWS[0] * interval, self.state.since), now),
+            attainment=self.stretch.attainment if self.stretch is not None else 1.0,
+            waited=fmean(objective.waited(r, now) for r in records if r.outcome != "aborted"),
         )
 
     def _backlog_gone(self, trial: Trial, interval: float, now: float) -> float:

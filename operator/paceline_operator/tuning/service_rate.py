@@ -36,8 +36,8 @@ class Lately:
     score: float = 1.0
     share: float = 1.0
     rate: float = 0.0
-    attainment: float = 0.0
-    waited: float = 1.0
+    attainment: float = 1.0
+    waited: float = 0.0
 
     @property
     def starved(self) -> bool:
