@@ -2,7 +2,7 @@
 
     python -m bench.tuner_liar doubled|frozen --device clock …   # further arguments are the runtime's
 
-`doubled`: the step-time model that it publishes is twice the truth. `frozen`: after 20 s it answers the same for ever.
+`doubled`: the step-time model that it publishes is twice the truth. `frozen`: after 8 s it answers the same for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline_runtime import admin
 from paceline_runtime.command import main
 
 _SECONDS = ("constant", "decodeTokens", "prefillTokens", "contextTokens", "prefillAttention")
-_HONEST_FOR = 20.0
+_HONEST_FOR = 8.0  # seconds from the start of the process: until it is ready, and before the tuner's first decision
 
 
 class Liar:

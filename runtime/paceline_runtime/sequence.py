@@ -56,6 +56,7 @@ class LiveSequence:
         self.prompt = PromptReport()  # comes with the first token, if asked for
         self._error: EngineDied | None = None
         self._tokens: list[int] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._reader: asyncio.Future[None] | None = None  # wakes who waits in `take`; lighter than an event for each token
 
     def push(
@@ -94,7 +95,8 @@ class LiveSequence:
         One reader at a time.
         """
         if not self._tokens and self.ended is None and self._error is None:
-            self._reader = asyncio.get_running_loop().create_future()
+            self._loop = self._loop or asyncio.get_running_loop()  # which costs a system call, and a reader has only one
+            self._reader = self._loop.create_future()
             await self._reader
         if self._error is not None:
             raise self._error

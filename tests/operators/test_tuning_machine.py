@@ -124,6 +124,32 @@ def test_a_change_that_is_never_taken_over_is_given_up():
     assert service.brain.state.history[-1].outcome == "Reverted(NotApplied)"
 
 
+def test_a_trial_that_nobody_can_watch_any_more_is_taken_back():
+    """Statistics that freeze in the middle of a canary: as stale as those of pods that never told anything."""
+    service = healthy()
+    service.look(claim(maxNumSeqs=64))
+    service.run(2)
+    for pod in service.pods.values():
+        pod.frozen = True
+    service.run(6)
+    assert service.brain.state.trial is not None and service.brain.state.trial.unheard  # a moment proves nothing
+    service.run(2 * INTERVAL)
+    assert service.brain.state.history[-1].outcome == "Reverted(NoMetrics)"
+    assert {pod.knobs.max_num_seqs for pod in service.pods.values()} == {32}
+
+
+def test_pods_that_are_heard_again_are_watched_on():
+    service = healthy()
+    service.look(claim(maxNumSeqs=64))
+    service.run(2)
+    for frozen in (True, False):
+        for pod in service.pods.values():
+            pod.frozen = frozen
+        service.run(6)
+    assert service.brain.state.trial is None or not service.brain.state.trial.unheard
+    assert not any("NoMetrics" in change.outcome for change in service.brain.state.history)
+
+
 def test_one_pod_is_judged_before_and_after():
     service = bad_start(pods=1).run(120)
     assert service.brain.state.history[0].outcome == "Settled(Verified)"

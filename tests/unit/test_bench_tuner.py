@@ -61,6 +61,8 @@ def runs(**changed):
         ("slots", {"restarts": 1}, ["slots: 0 requests failed, 1 restarts (goal: none)"]),
         ("day", {"changes": 4}, ["day: 4 changes (goal: at most 3)"]),
         ("frozen", {"changes": 1}, ["frozen: 1 changes (goal: none)"]),
+        ("frozen", {"failed": 90}, []),  # the queue of the one slot it starts with is full, and nothing was changed
+        ("frozen", {"failed": 9, "changes": 1}, ["9 requests failed", "frozen: 1 changes (goal: none)"]),
     ],
 )
 def test_what_misses_a_goal_is_said(name, changed, says):

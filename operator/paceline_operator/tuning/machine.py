@@ -23,6 +23,7 @@ from paceline_operator.tuning.verify import enough, verify
 __all__ = ["advance"]
 
 _CANARY_MOST = 10  # intervals: what isn't clear by then is LowTraffic
+_UNHEARD = 1  # interval without a pod that is heard: a trial that nobody watches must not go on
 _APPLY_MOST = 2  # intervals for a pod to take a change over
 _LATEST = 32  # intervals between two searches at most: all requests that the twin is asked about are others then
 _DRAINS = 4  # intervals between two searches at most while a queue keeps everybody beyond the objective
@@ -38,11 +39,21 @@ def advance(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
         return _idle(state, facts, now)
     if facts.mode != "Auto":
         return revert(state, facts, now, Reason.MODE_CHANGED, f"tuning.mode is {facts.mode} now")
+    state = _heard(state, state.trial, facts, now)
+    assert state.trial is not None, "listening ends no trial"
+    if state.trial.unheard and now - state.trial.unheard >= _UNHEARD * facts.interval:
+        return revert(state, facts, now, Reason.NO_METRICS, "no pod's figures can be used any more, see MetricsAvailable")
     if state.phase in (Phase.VERIFYING, Phase.COMPARING):
         return verify(state, state.trial, facts, now)
     if facts.busy:
         return revert(state, facts, now, Reason.ROLLOUT, facts.busy)
     return _try(state, state.trial, facts, now)
+
+
+def _heard(state: State, trial: Trial, facts: Facts, now: float) -> State:
+    """Return the state that knows since when nobody tells anything that counts."""
+    unheard = 0.0 if any(pod.fresh for pod in facts.pods) else trial.unheard or now
+    return state if unheard == trial.unheard else replace(state, trial=replace(trial, unheard=unheard))
 
 
 def _begin_anew(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
