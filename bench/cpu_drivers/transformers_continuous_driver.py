@@ -13,6 +13,7 @@ from driver import Jobs, serve
 
 PAGE, PAGES = 256, 96  # tokens, pages: 32 sequences of W need 64 pages at most, the long prompt 9
 BATCH_TOKENS = 512  # of a step: attention is computed over the whole step's tokens at once, so more cost more than they save
+PATIENCE = 300  # seconds: a result is a whole answer
 
 
 class Manager:
@@ -33,9 +34,12 @@ class Manager:
         names = [self._add(job) for job in jobs]
         done: dict[str, dict[str, Any]] = {}
         while len(done) < len(jobs):
-            result = self._manager.get_result(timeout=60)
-            if result is None or result.error:
-                raise RuntimeError(f"no result: {None if result is None else result.error}")
+            result = self._manager.get_result(timeout=PATIENCE)
+            if result is None:
+                died = self._manager.background_thread_status.fatal_error
+                raise RuntimeError(f"it died: {died}" if died else f"no result in {PATIENCE} s")
+            if result.error:
+                raise RuntimeError(f"a request failed: {result.error}")
             if result.is_finished():
                 times = [moment - origin for moment in result.timestamps]
                 done[result.request_id] = {"tokens": result.generated_tokens, "first": times[0], "last": times[-1]}
