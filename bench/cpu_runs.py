@@ -14,6 +14,7 @@ from bench.cpu_clients import Answer, ContestantFailed, free_port, start
 from bench.cpu_contestants import OURS, Contestant
 from bench.cpu_install import CACHE, MODEL
 from bench.cpu_workload import TEXT, English, Workload, batch, long_prompt, one_stream, warm_up
+from bench.machine import busy_process
 
 from paceline_runtime.tokenizer import load_tokenizer
 
@@ -82,7 +83,7 @@ class Bench:
             running.run(self.work.warm_up)
             told("W")
             if busy:
-                with _Burner():
+                with busy_process():
                     answers = running.run(self.work.batch)
             else:
                 answers = running.run(self.work.batch)
@@ -127,17 +128,6 @@ class Bench:
 def _solo_work(english: English) -> tuple[tuple[Workload, ...], tuple[Workload, ...]]:
     """Return two streams and two long prompts: all differ, or a cache would answer the second."""
     return tuple(one_stream(english) for _ in range(2)), tuple(long_prompt(english) for _ in range(2))
-
-
-class _Burner:
-    """A process that wants one core for itself."""
-
-    def __enter__(self) -> None:
-        self._process = subprocess.Popen(["sh", "-c", "while :; do :; done"])
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float]:

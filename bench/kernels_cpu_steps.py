@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from bench.machine import busy_process
 
 from paceline_kernels import AttentionPlanner, RowSampling, SequenceSpan, sample, use_kernels
 from paceline_runtime.decoder import Decoder
@@ -128,7 +127,7 @@ def time_beside_busy(uri: str, threads: int) -> list[BusyTime]:
         stepper = Stepper(uri, form)
         with torch_threads(threads if stepper.kernels == "torch" else 1):
             alone = _median_step(stepper)
-            with busy_process():
+            with busy_process(min(os.sched_getaffinity(0))):
                 found.append(BusyTime(stepper.kernels, alone, _median_step(stepper)))
     return found
 
@@ -146,17 +145,3 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def busy_process() -> Iterator[None]:
-    """Keep the first of our cores busy within, by another process of the same priority."""
-    core = min(os.sched_getaffinity(0))
-    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield
-        finally:
-            process.kill()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline_runtime.heap import engine_environment
@@ -33,3 +35,29 @@ def in_large_pages(module: str, arguments: Sequence[str] | None) -> None:
     if wanted != dict(os.environ):
         given = sys.argv[1:] if arguments is None else arguments
         os.execve(sys.executable, [sys.executable, "-m", module, *given], wanted)
+
+
+# It looks for its parent, so that it doesn't stay for ever if that is killed.
+_BURNER = """
+import os, sys
+cores = sys.argv[1]
+if cores:
+    os.sched_setaffinity(0, {int(cores)})
+print(flush=True)
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(100_000):
+        pass
+"""
+
+
+@contextmanager
+def busy_process(core: int | None = None) -> Iterator[int]:
+    """Keep one core (None: any) busy within, by another process of the same priority; gives its id."""
+    command = [sys.executable, "-c", _BURNER, "" if core is None else str(core), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()

@@ -87,7 +87,7 @@ def measure(kernels: str, sequences: int, steps: int) -> Share:
     )  # fmt: skip
     backend = load_backend(settings, knobs)
     engine = Engine(backend, knobs)
-    model = Stopwatch(backend.part.decoder, "hidden", "logits")  # type: ignore[attr-defined]  # a loaded model on a CPU
+    model = Stopwatch(backend.part.decoder, "hidden", "logits", "greedy")  # type: ignore[attr-defined]  # a loaded model on a CPU
     scheduler = Stopwatch(engine._scheduler, "schedule", "complete", "take_ended", "gauges")
     for number in range(sequences):
         # no two share a block

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+
+from paceline_kernels.ints import int32s
 
 if TYPE_CHECKING:
     from paceline_kernels.triton_ops.attention_plan import PagedBatch
@@ -29,13 +31,16 @@ __all__ = [
 _MAX_PADDING_BLOCKS = 16
 # Bounds the gather buffer: 32 k slots of 3 × 64 KV in float32 are 50 MB.
 MAX_GROUP_SLOTS = 32768
+_NOTHING = torch.empty(0, dtype=torch.int64)
 # Rows of the causal mask that chunks share: 512 rows of 8192 positions in float32 are 16 MB.
 MASK_ROWS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceSpan:
-    """One sequence's part of a step: positions `[start, start + num_tokens)`, with the ids of the blocks that cover them."""
+class SequenceSpan(NamedTuple):
+    """One sequence's part of a step: positions `[start, start + num_tokens)`, with the ids of the blocks that cover them.
+
+    A tuple, because every step makes one of each sequence.
+    """
 
     start: int
     num_tokens: int
@@ -88,7 +93,7 @@ class AttentionBatch:
     `windowed` is how they attend in layers that see only the last `window` positions; None if no context is longer. On a GPU
     `paged` is how they attend instead, under any window; there negative slots belong to padding and aren't written. For
     the native CPU kernels `spans` [n, 3] int32 are each sequence's first position, rows, and where its blocks begin in
-    `tables` int32.
+    `tables` int32; they need nothing else, and a batch for them alone has neither positions nor slots.
     """
 
     positions: torch.Tensor
@@ -153,14 +158,16 @@ class AttentionPlanner:
         self._causal: dict[int | None, torch.Tensor] = {}
 
     def plan(self, spans: Sequence[SequenceSpan]) -> AttentionBatch:
-        """Lay out `spans`; those of one token come first, best by falling context (less padding)."""
+        """Lay out `spans`; those of one token come first, best by falling context (less padding). Native kernels
+        don't mind.
+        """
+        starts, tables = _tables(spans, self._block_size)
+        if self._native:
+            return AttentionBatch(_NOTHING, _NOTHING, spans=starts, tables=tables)
         ones = sum(span.num_tokens == 1 for span in spans)
         assert all(span.num_tokens == 1 for span in spans[:ones]), "spans of one token come first"
         positions = _joined([span.start for span in spans[:ones]], [np.arange(s.start, s.context) for s in spans[ones:]])
         slots = _joined(_last_slots(spans[:ones], self._block_size), [_slots(s, self._block_size) for s in spans[ones:]])
-        starts, tables = _tables(spans, self._block_size)
-        if self._native:
-            return AttentionBatch(self._ids(positions), self._ids(slots), spans=starts, tables=tables)
         full = self._layout(spans, ones, None)
         windowed = None
         if self._window is not None and any(span.context > self._window for span in spans):
@@ -255,12 +262,12 @@ def _num_blocks(tokens: int, block_size: int) -> int:
 
 def _tables(spans: Sequence[SequenceSpan], block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `AttentionBatch.spans` and `.tables`: copies, since the scheduler goes on changing its tables."""
-    rows, blocks = [], []
+    rows: list[int] = []
+    blocks: list[int] = []
     for span in spans:
-        rows.append((span.start, span.num_tokens, len(blocks)))
-        blocks.extend(span.blocks[: _num_blocks(span.context, block_size)])
-    # through numpy, which reads a list of ints five times as fast as torch does
-    return torch.from_numpy(np.array(rows, dtype=np.int32)), torch.from_numpy(np.array(blocks, dtype=np.int32))
+        rows += (span.start, span.num_tokens, len(blocks))
+        blocks += span.blocks[: _num_blocks(span.context, block_size)]
+    return int32s(rows).view(-1, 3), int32s(blocks)
 
 
 def _joined(ones: list[int], chunks: list[np.ndarray]) -> np.ndarray:

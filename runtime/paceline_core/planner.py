@@ -139,8 +139,8 @@ class Planner:
             self.running.remove(seq)
             self._kv.release(seq)
 
-    def gauges(self) -> Gauges:
-        """Return the counts of queues, prompts and blocks."""
+    def gauges(self, **others: int) -> Gauges:
+        """Return the counts of queues, prompts and blocks, with those that are kept elsewhere."""
         pool = self._kv.pool
         return Gauges(
             running=len(self.running),
@@ -152,6 +152,7 @@ class Planner:
             prompt_tokens=self.prompt_tokens,
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,
+            **others,
         )
 
     def check(self) -> None:

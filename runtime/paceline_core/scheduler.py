@@ -11,8 +11,6 @@ How a step is filled is in `planner.py`; here is what surrounds it: requests, kn
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from paceline_core.admission import output_limit
 from paceline_core.deadlines import DeadlineWatch
 from paceline_core.gate import ResultGate
@@ -241,7 +239,7 @@ class Scheduler:
     def gauges(self) -> Gauges:
         """Return the counts of now; step counts are sums over completed steps."""
         counts = {**self._pipeline.gauges(), **self._speculation.gauges()}
-        return replace(self._planner.gauges(), **counts, output_tokens=self._output_tokens)
+        return self._planner.gauges(output_tokens=self._output_tokens, **counts)
 
     def check(self) -> None:
         """Assert the invariants of blocks and queues. O(blocks), for tests."""

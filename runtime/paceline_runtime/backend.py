@@ -76,6 +76,7 @@ def _load(settings: EngineSettings, knobs: Knobs, place: Place) -> LoadedModel:
         seed=settings.seed,
         place=place,
     )
+    model.part.kv.touch(threads)
     if model.part.decoder.native:
         torch.set_num_threads(1)  # the native kernels have their own threads, beside which torch's would spin
     return model

@@ -112,7 +112,7 @@ class Decoder:
             scale=self._scale,
             soft_cap=config.attention_cap,
         )
-        return NativeLayers(shape, parts)
+        return NativeLayers(shape, parts, [(r.frequencies, r.factors) for r in self._rotations])
 
     @torch.inference_mode()
     def forward(
@@ -128,13 +128,12 @@ class Decoder:
     def hidden(self, token_ids: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute the step's tokens, write their KV, return what the last layer leaves [T, hidden], before its norm."""
         config, eps = self.config, self.config.rms_norm_eps
-        wide = torch.float32 if self._native is not None else self.dtype
-        rotations = [rope_rows(batch.positions, r.frequencies, wide, r.factors) for r in self._rotations]
         residual = self._embedding.embed(token_ids, self._group)  # [T, hidden]
         if self._embedding_scale != 1:
             residual = residual * self._embedding_scale
         if self._native is not None:
-            return self._native.run(residual.float(), rotations, batch, kv)
+            return self._native.run(residual.float(), batch, kv)
+        rotations = [rope_rows(batch.positions, r.frequencies, self.dtype, r.factors) for r in self._rotations]
         hidden = torch.zeros_like(residual)
         for layer, kind, cache in zip(self._layers, config.layers, kv, strict=True):
             normed = add_rms_norm(hidden, residual, layer.input_norm, eps)
@@ -179,3 +178,11 @@ class Decoder:
             logits = self._group.gather_vocabulary(self._head(self.normed(picked)).float())
         cap = self.config.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    @torch.inference_mode()
+    def greedy(self, hidden: torch.Tensor, rows: torch.Tensor) -> list[int]:
+        """Return the token that the logits of each of `rows` [n] are largest for, without keeping the logits."""
+        if self._native is not None and isinstance(self._head, PackedLinear) and self.config.logits_cap is None:
+            return self._head.greedy(hidden.float(), rows, self._wide_norm, self.config.rms_norm_eps)
+        tokens: list[int] = self.logits(hidden, rows).argmax(-1).tolist()
+        return tokens

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import mmap
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline_runtime.model_config import ModelConfig
 
 __all__ = ["KvPool", "block_bytes"]
+
+# What `touch` takes at most. In a virtual machine a page's first write also has the host find memory: 3.3 ms per 2 MiB, so
+# that prompts of 2,048 tokens (47 MB of SmolLM2's keys and values) took 0.78 s instead of 0.55 until all had been touched.
+_TOUCHED_BYTES = 1 << 30
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -45,6 +52,22 @@ class KvPool:
         self.layers = ()
         shape = (self._num_layers, num_blocks, self.block_size, *self._row)
         self.layers = _zeros(shape, self._dtype, self._device).unbind(0)
+
+    def touch(self, threads: int) -> None:
+        """Have the system find memory now for the first blocks, which are used first: a GiB at most, by some threads.
+
+        Before the first step only, and on a CPU; elsewhere memory is there from the start.
+        """
+        if self._device.type != "cpu":
+            return
+        blocks = min(self.num_blocks, _TOUCHED_BYTES // sum(layer[0].nbytes for layer in self.layers))
+        parts = [layer[:blocks].flatten().view(torch.uint8).numpy() for layer in self.layers]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(_touch_pages, parts))
+
+
+def _touch_pages(values: npt.NDArray[np.uint8]) -> None:
+    values[:: mmap.PAGESIZE] = 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,17 +1,18 @@
-"""Runs the scheduler's plans on a model: prepare here, compute on one worker thread, in order."""
+"""Runs the scheduler's plans on a model, in order."""
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline_core.plan import ScheduledSequence, StepPlan
 from paceline_kernels import AttentionBatch, AttentionPlanner, SequenceSpan
+from paceline_kernels.ints import int64s
 from paceline_runtime.decoder import Decoder
 from paceline_runtime.draft_check import draft_rows, num_standing
 from paceline_runtime.kv_pool import KvPool
@@ -29,7 +30,7 @@ __all__ = ["ModelRunner", "ModelStepResult"]
 
 @dataclass(slots=True)
 class _Sequence:
-    """A live sequence: its prompt and what was generated so far. Only the worker appends."""
+    """A live sequence: its prompt and what was generated so far."""
 
     tokens: list[int]
     prompt_len: int
@@ -49,7 +50,8 @@ class _Step:
 
 
 class ModelRunner:
-    """The engine's `Runner`. `submit` lays the plan out while the step before it is computed; results come in order.
+    """The engine's `Runner`: `submit` lays a plan out, `collect` computes it, in the thread that calls. The kernels have
+    threads of their own, so one more would only take turns with them: handing a step over and back cost half a millisecond.
 
     A sampled token is appended to its sequence here, so the next plan finds it, and a preempted sequence is computed again
     from its own tokens. An error of a step is raised by the `collect` that waits for it.
@@ -65,10 +67,7 @@ class ModelRunner:
         )
         self._sequences: dict[int, _Sequence] = {}
         self._readers: dict[int, PromptReader] = {}  # of the sequences that want to know something of their prompt
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[ModelStepResult | BaseException] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="model-runner", daemon=True)
-        self._thread.start()
+        self._steps: deque[_Step] = deque()
 
     @property
     def seq_ids(self) -> tuple[int, ...]:
@@ -87,28 +86,21 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> None:
         """Take the next plan; return before it is computed."""
-        self._steps.put(self._lay_out(plan))
+        self._steps.append(self._lay_out(plan))
 
     def collect(self) -> ModelStepResult:
-        """Wait for the oldest submitted plan and return its result, or raise what it failed with."""
-        result = self._results.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        """Compute the oldest submitted plan and return its result, or raise what it fails with."""
+        return self._run(self._steps.popleft())
 
     def close(self) -> None:
-        """End the worker; no plan is in flight."""
-        self._steps.put(None)
-        self._thread.join()
+        """End the other ranks; no plan is in flight."""
         self._group.close()
 
     def _lay_out(self, plan: StepPlan) -> _Step:
-        """Fix everything but the token ids, which the step before may still be choosing."""
+        """Fix everything but the token ids, which the step before may still have to choose."""
         if not plan.scheduled:
             return _Step(plan)
-        decodes = [item for item in plan.scheduled if item.num_tokens == 1]
-        decodes.sort(key=lambda item: -item.start)
-        scheduled = (*decodes, *(item for item in plan.scheduled if item.num_tokens > 1))
+        scheduled = plan.scheduled if self._decoder.native else _ones_first(plan.scheduled)
         # the scheduler goes on changing its tables: the planner copies what it needs of them
         spans = [SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled]
         batch = self._planner.plan(spans)
@@ -117,18 +109,11 @@ class ModelRunner:
         for item in scheduled:
             row += item.num_tokens
             if item.samples:
-                rows.extend(range(row - 1 - len(item.drafts), row))
+                rows += range(row - 1 - len(item.drafts), row)
                 sampling.append(item)
-        where = torch.tensor(rows, dtype=torch.int64, device=self._decoder.device)
-        kept = tuple(replace(span, blocks=list(span.blocks)) for span in spans) if self._group.size > 1 else ()
+        where = int64s(rows).to(self._decoder.device)
+        kept = tuple(span._replace(blocks=list(span.blocks)) for span in spans) if self._group.size > 1 else ()
         return _Step(plan, scheduled, batch, where, tuple(sampling), kept)
-
-    def _work(self) -> None:
-        while (step := self._steps.get()) is not None:
-            try:
-                self._results.put(self._run(step))
-            except BaseException as error:  # noqa: BLE001 - handed over to the thread that collects
-                self._results.put(error)
 
     @torch.inference_mode()
     def _run(self, step: _Step) -> ModelStepResult:
@@ -168,7 +153,7 @@ class ModelRunner:
             assert end <= len(tokens), f"sequence {item.seq_id} has {len(tokens)} tokens, the plan wants {end}"
             ids.extend(tokens[item.start : end])
             ids.extend(item.drafts)
-        return torch.tensor(ids, dtype=torch.int64, device=self._decoder.device)
+        return int64s(ids).to(self._decoder.device)
 
     def _sample(
         self, step: _Step, hidden: torch.Tensor
@@ -176,9 +161,7 @@ class ModelRunner:
         if not step.sampling:
             return {}, {}
         assert step.rows is not None, "a step that samples has rows to sample from"
-        logits = self._decoder.logits(hidden.index_select(0, step.rows))
-        rows = [row for item in step.sampling for row in self._rows(item)]
-        tokens, logprobs = sample_tokens(logits, rows)
+        tokens, logprobs = self._choose(step.sampling, hidden, step.rows)
         chosen: dict[int, tuple[int, ...]] = {}
         reported: dict[int, tuple[TokenLogprobs, ...]] = {}
         row = 0
@@ -189,6 +172,15 @@ class ModelRunner:
                 if found := [entry for entry in logprobs[first : first + len(made)] if entry is not None]:
                     reported[item.seq_id] = tuple(found)
         return chosen, reported
+
+    def _choose(
+        self, items: Sequence[ScheduledSequence], hidden: torch.Tensor, rows: torch.Tensor
+    ) -> tuple[list[int], list[TokenLogprobs | None]]:
+        """Return a token and its log-probabilities (None where not asked for) for each of `rows` of the hidden states."""
+        if all(self._sequences[item.seq_id].sampling.plain for item in items):
+            return self._decoder.greedy(hidden, rows), []
+        logits = self._decoder.logits(hidden, rows)
+        return sample_tokens(logits, [row for item in items for row in self._rows(item)])
 
     def _rows(self, item: ScheduledSequence) -> list[tuple[SequenceSampling, int]]:
         sequence = self._sequences[item.seq_id]
@@ -209,3 +201,10 @@ class ModelRunner:
 def _known_end(item: ScheduledSequence) -> int:
     """Return up to where an entry computes tokens that are no drafts."""
     return item.start + item.num_tokens - len(item.drafts)
+
+
+def _ones_first(scheduled: Sequence[ScheduledSequence]) -> tuple[ScheduledSequence, ...]:
+    """Return entries of one token by falling context, then the others: as the planner pads the least."""
+    decodes = [item for item in scheduled if item.num_tokens == 1]
+    decodes.sort(key=lambda item: -item.start)
+    return (*decodes, *(item for item in scheduled if item.num_tokens > 1))

@@ -53,6 +53,13 @@ class SequenceSampling:
         history = TokenHistory(prompt, params) if params.penalised else None
         return cls(params, (*own, *params.stop_token_ids), seed, history, matcher)
 
+    @property
+    def plain(self) -> bool:
+        """True if the next token is the logits' largest, and nothing else is asked for."""
+        params = self.params
+        edited = params.logit_bias or params.min_tokens or self.history is not None or self.matcher is not None
+        return params.greedy and params.logprobs is None and not edited
+
     def row(self, index: int) -> RowSampling:
         """Return the sampling of generated token `index` (0 for the first)."""
         params = self.params

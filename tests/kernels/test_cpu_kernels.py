@@ -8,7 +8,6 @@ from paceline_kernels import AttentionPlanner, Gather, RowSampling, SequenceSpan
 from paceline_kernels.cpu import native
 from paceline_kernels.cpu.layers import LayerParts, LayerShape, NativeLayers
 from paceline_kernels.cpu.packed import PackedLinear
-from paceline_kernels.rope import RopeRows
 from paceline_kernels.triton_ops.quantised_weights import Int4Weight, Int8GroupWeight, quantise_int4, quantise_rows
 
 pytestmark = pytest.mark.skipif(not native.is_built(), reason="python -m paceline_kernels.cpu comes first")
@@ -129,6 +128,9 @@ def test_head_norms_the_rows_that_it_is_asked_for(kernels):
     norm, rows = torch.rand(64) + 0.5, torch.tensor([8, 0, 3])
     expected = torch.nn.functional.rms_norm(x[rows], (64,), norm, 1e-5) @ weight.T
     torch.testing.assert_close(PackedLinear(weight).head(x, rows, norm, 1e-5), expected, rtol=1e-4, atol=1e-4)
+    assert PackedLinear(weight).greedy(x, rows, norm, 1e-5) == expected.argmax(-1).tolist()
+    with pytest.raises(IndexError, match="row 9"):
+        PackedLinear(weight).greedy(x, torch.tensor([9]), norm, 1e-5)
 
 
 def test_greedy_takes_the_first_of_the_largest(kernels):
@@ -215,8 +217,8 @@ def test_a_layer(kernels, tokens, post_norms, narrow):
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
     expected = expected_layer(x.double(), part.norms, whole, gate, batch)
     cache = torch.zeros(8, 16, 2, KV_HEADS, HEAD_DIM, dtype=torch.float32 if narrow is torch.Tensor.float else torch.float16)
-    rotations = [RopeRows(torch.ones(tokens, HEAD_DIM), torch.zeros(tokens, HEAD_DIM))]
-    found = NativeLayers(shape, [part]).run(x.clone(), rotations, batch, [cache])
+    still = [(torch.zeros(HEAD_DIM // 2), None)]
+    found = NativeLayers(shape, [part], still).run(x.clone(), batch, [cache])
     bound = 1e-6 if narrow is torch.Tensor.float else 1e-2 if kernels == "amx" else 5e-4  # KV has 11 bits, AMX 8
     assert relative_error(found, expected) < bound
 

@@ -3,6 +3,7 @@
 import math
 
 import model_harness as harness
+import psutil
 import pytest
 import torch
 
@@ -258,4 +259,18 @@ def test_zeroed_pool_of_another_size():
     pool.resize(9)
     assert pool.num_blocks == 9
     assert [tuple(layer.shape) for layer in pool.layers] == [(9, 16, 2, 1, 4)] * 2
+    assert all((layer == 0).all() for layer in pool.layers)
+
+
+def test_a_touched_pool_has_memory_and_is_still_empty(monkeypatch):
+    from paceline_runtime import kv_pool
+    from paceline_runtime.model_config import ModelConfig, RopeConfig
+
+    config = ModelConfig("x", 8, 8, 8, 2, 2, 1, 64, 64, 1e-5, (RopeConfig(1e4),))
+    monkeypatch.setattr(kv_pool, "_TOUCHED_BYTES", 64 << 20)
+    before = psutil.Process().memory_info().rss
+    pool = kv_pool.KvPool(config, 4000, 16, torch.float32, torch.device("cpu"))  # 131 MB
+    pool.touch(2)
+    grown = psutil.Process().memory_info().rss - before
+    assert 60 << 20 < grown < 90 << 20, "the first half, in whole pages"
     assert all((layer == 0).all() for layer in pool.layers)

@@ -10,7 +10,6 @@ import torch
 
 from paceline_kernels.attention_batch import AttentionBatch
 from paceline_kernels.cpu.packed import PackedLinear
-from paceline_kernels.rope import RopeRows
 
 __all__ = ["LayerParts", "LayerShape", "NativeLayers"]
 
@@ -44,21 +43,27 @@ class LayerParts:
 
 
 class NativeLayers:
-    """Runs all layers of a step; whatever their weights' type, what flows between them is float32."""
+    """Runs all layers of a step; whatever their weights' type, what flows between them is float32.
 
-    def __init__(self, shape: LayerShape, layers: Sequence[LayerParts]) -> None:
+    `ropes` are the rotations that layers name: frequencies [head_dim / 2], and what cosines and sines are multiplied by.
+    """
+
+    def __init__(
+        self, shape: LayerShape, layers: Sequence[LayerParts], ropes: Sequence[tuple[torch.Tensor, torch.Tensor | None]]
+    ) -> None:
         numbers = [shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, int(shape.gelu)]
         make: Any = torch.classes.paceline_cpu.Layers
         self._layers = make(numbers, [shape.eps, shape.scale, shape.soft_cap or 0.0])
         for part in layers:
             norms = [None if norm is None else norm.float().contiguous() for norm in part.norms]
             self._layers.add(norms, [weight.weight for weight in part.weights], part.rope, part.window or 0)
+        for frequencies, factors in ropes:
+            self._layers.add_rope(
+                frequencies.float().contiguous(), None if factors is None else factors.float().contiguous()
+            )
 
-    def run(
-        self, residual: torch.Tensor, rotations: Sequence[RopeRows], batch: AttentionBatch, kv: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def run(self, residual: torch.Tensor, batch: AttentionBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
         """Change `residual` [T, hidden] float32 into what the last layer leaves, and write the step's keys and values."""
         assert batch.spans is not None and batch.tables is not None, "the step was laid out for a GPU"
-        cos, sin = [r.cos for r in rotations], [r.sin for r in rotations]
-        self._layers.run(residual, cos, sin, batch.slots, batch.spans, batch.tables, list(kv))
+        self._layers.run(residual, batch.spans, batch.tables, list(kv))
         return residual

@@ -69,6 +69,11 @@ class PackedLinear:
         out: torch.Tensor = torch.ops.paceline_cpu.head(hidden, rows, norm, eps, self.weight)
         return out
 
+    def greedy(self, hidden: torch.Tensor, rows: torch.Tensor, norm: torch.Tensor, eps: float) -> list[int]:
+        """Return the first of the largest of each row of what `head` returns, [n]."""
+        out: list[int] = torch.ops.paceline_cpu.greedy(hidden, rows, norm, eps, self.weight)
+        return out
+
 
 def packs(weight: AnyWeight) -> bool:
     """Tell whether there are native kernels for a weight of this type."""

@@ -85,7 +85,7 @@ void score_row(const float* query, const float* keys, int count, int d, int w, f
 #pragma GCC unroll 16
       for (int n = 0; n < kLanes; ++n) acc[n] += q * load(key + n * w + j);
     }
-    save(scores + i, sums_of(acc));
+    save(scores + i, folded<plus>(acc));
   }
 }
 

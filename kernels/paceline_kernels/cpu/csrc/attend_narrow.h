@@ -133,21 +133,6 @@ inline vf power_of_two(vf x) {
   return (vf)_mm512_scalef_ps((__m512)p, (__m512)(x - rest));
 }
 
-// The largest numbers of kLanes vectors, in their order.
-template <int Half = 1>
-inline vf peaks_of(vf* v) {
-  if constexpr (Half == kLanes) {
-    return v[0];
-  } else {
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes / (2 * Half); ++i) {
-      const vf a = v[2 * i], b = v[2 * i + 1];
-      v[i] = larger(__builtin_shuffle(a, b, crossed<Half, true>()), __builtin_shuffle(a, b, crossed<Half, false>()));
-    }
-    return peaks_of<2 * Half>(v);
-  }
-}
-
 // Sixteen rows' scores become weights, as tiles [kKeys / 32][16][32]; what the rows had summed is scaled to the new maximum.
 void weigh_rows(const NarrowRows& rows, int row, const float* scores, uint16_t* weights) {
   vf peaks[kLanes];
@@ -156,7 +141,7 @@ void weigh_rows(const NarrowRows& rows, int row, const float* scores, uint16_t* 
     peaks[r] = load(scores + r * kKeys);
     for (int i = kLanes; i < kKeys; i += kLanes) peaks[r] = larger(peaks[r], load(scores + r * kKeys + i));
   }
-  const vf before = load(rows.most + row), most = larger(before, peaks_of(peaks)), factors = power_of_two(before - most);
+  const vf before = load(rows.most + row), most = larger(before, folded<larger>(peaks)), factors = power_of_two(before - most);
   save(rows.most + row, most);
   alignas(64) float factor[kLanes];
   save(factor, factors);

@@ -114,7 +114,7 @@ struct Kernels {
   void (*add)(float* to, const float* x, int n);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
-  void (*rotate)(float* head, const float* cos, const float* sin, int size);
+  void (*rotate)(float* head, const float* turn, int size);  // `turn`: cosines [size / 2], sines [size / 2]
   void (*store)(const float* x, Kind, void* to, int n);
   // one sequence's rows for one KV head; `scratch` of attention_scratch() floats
   void (*attend)(const Attention&, const Span&, int kv_head, float* scratch);

@@ -51,13 +51,13 @@ int largest(const float* x, int n) {
   return i;
 }
 
-// The halves of a head turn against each other; `sin` [size] carries a minus in its first half.
-void rotate(float* head, const float* cos, const float* sin, int size) {
+// The halves of a head turn against each other.
+void rotate(float* head, const float* turn, int size) {
   const int half = size / 2;
   for (int i = 0; i < half; ++i) {
     const float a = head[i], b = head[i + half];
-    head[i] = a * cos[i] + b * sin[i];
-    head[i + half] = b * cos[i + half] + a * sin[i + half];
+    head[i] = a * turn[i] - b * turn[i + half];
+    head[i + half] = b * turn[i] + a * turn[i + half];
   }
 }
 

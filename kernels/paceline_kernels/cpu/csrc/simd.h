@@ -194,18 +194,23 @@ inline vi crossed() {
   return lanes;
 }
 
-// The sums of kLanes vectors, in their order: halves of two are added at a time, so that kLanes - 1 additions do it all.
-template <int Half = 1>
-inline vf sums_of(vf* v) {
+inline vf larger(vf a, vf b) { return a > b ? a : b; }
+inline vf smaller(vf a, vf b) { return a < b ? a : b; }
+inline vf plus(vf a, vf b) { return a + b; }
+
+// All lanes of each of kLanes vectors put together by `Two`, in the vectors' order: halves of two vectors at a time, so that
+// kLanes - 1 operations do it all.
+template <vf (*Two)(vf, vf), int Half = 1>
+inline vf folded(vf* v) {
   if constexpr (Half == kLanes) {
     return v[0];
   } else {
 #pragma GCC unroll 8
     for (int i = 0; i < kLanes / (2 * Half); ++i) {
       const vf a = v[2 * i], b = v[2 * i + 1];
-      v[i] = __builtin_shuffle(a, b, crossed<Half, true>()) + __builtin_shuffle(a, b, crossed<Half, false>());
+      v[i] = Two(__builtin_shuffle(a, b, crossed<Half, true>()), __builtin_shuffle(a, b, crossed<Half, false>()));
     }
-    return sums_of<2 * Half>(v);
+    return folded<Two, 2 * Half>(v);
   }
 }
 
@@ -223,9 +228,6 @@ inline void transpose(vf* v) {
     transpose<2 * Half>(v);
   }
 }
-
-inline vf larger(vf a, vf b) { return a > b ? a : b; }
-inline vf smaller(vf a, vf b) { return a < b ? a : b; }
 
 // e^x within 2 units of the last place: 2^n · e^r with |r| ≤ ln 2 / 2 (coefficients of Cephes' expf).
 inline vf exponential(vf x) {

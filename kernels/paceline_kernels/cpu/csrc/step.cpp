@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace paceline {
 namespace {
@@ -38,8 +39,34 @@ void Steps::rows(int count, const Body& body) {
   });
 }
 
-void Steps::run(const std::vector<Layer>& layers, const StepInput& input) {
+// Where each row's keys go, and the turns of each rope: [rope][T][cosines, sines][head_dim / 2].
+void Steps::place(const std::vector<Rope>& ropes, const StepInput& input) {
+  slots_.clear();
+  positions_.clear();
+  const int size = input.caches.front().block_size, half = shape_.head_dim / 2;
+  for (const Span& span : input.spans)
+    for (int position = span.start; position < span.start + span.rows; ++position) {
+      positions_.push_back(position);
+      slots_.push_back(static_cast<int64_t>(span.blocks[position / size]) * size + position % size);
+    }
+  turns_ = turns_room_.take<float>(static_cast<int64_t>(ropes.size()) * input.rows * shape_.head_dim);
+  rows(input.rows, [&](int row) {
+    for (size_t rope = 0; rope < ropes.size(); ++rope) {
+      float* turn = turns_ + (static_cast<int64_t>(rope) * input.rows + row) * shape_.head_dim;
+      for (int i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(positions_[row]) * ropes[rope].frequencies[i];
+        const float factor = ropes[rope].factors == nullptr ? 1.0f : ropes[rope].factors[i];
+        turn[i] = std::cos(angle) * factor;
+        turn[i + half] = std::sin(angle) * factor;
+      }
+    }
+  });
+}
+
+void Steps::run(const std::vector<Layer>& layers, const std::vector<Rope>& ropes, const StepInput& input) {
+  if (input.rows == 0) return;
   const Shape& s = shape_;
+  place(ropes, input);
   const int64_t t = input.rows, qkv = (s.heads + 2 * s.kv_heads) * static_cast<int64_t>(s.head_dim);
   qkv_ = qkv_room_.take<float>(t * qkv);
   heads_ = heads_room_.take<float>(t * s.heads * s.head_dim);
@@ -75,13 +102,14 @@ void Steps::rotate_and_store(const Layer& layer, const StepInput& input, const C
   const Shape& s = shape_;
   const int d = s.head_dim;
   float* heads = qkv_ + row * static_cast<int64_t>(s.heads + 2 * s.kv_heads) * d;
+  const float* turn = turns_ + (static_cast<int64_t>(layer.rope) * input.rows + row) * d;
   for (int h = 0; h < s.heads + s.kv_heads; ++h) {
     const float* norm = h < s.heads ? layer.query_norm : layer.key_norm;
     if (norm != nullptr) kernels_.rms_norm(heads + h * d, norm, d, s.eps, heads + h * d);
-    kernels_.rotate(heads + h * d, input.cos[layer.rope] + static_cast<int64_t>(row) * d, input.sin[layer.rope] + static_cast<int64_t>(row) * d, d);
+    kernels_.rotate(heads + h * d, turn, d);
   }
   const int bytes = cache.kind == Kind::f32 ? 4 : 2;
-  kernels_.store(heads + s.heads * d, cache.kind, cache.data + input.slots[row] * cache.row() * bytes, 2 * s.kv_heads * d);
+  kernels_.store(heads + s.heads * d, cache.kind, cache.data + slots_[row] * cache.row() * bytes, 2 * s.kv_heads * d);
 }
 
 void Steps::feed_forward(const Layer& layer, const StepInput& input) {

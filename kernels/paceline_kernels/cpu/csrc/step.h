@@ -25,11 +25,15 @@ struct Shape {
   bool gelu = false;
 };
 
+// A rotation of heads: the frequencies of their pairs of numbers [head_dim / 2], and what cosines and sines are multiplied by.
+struct Rope {
+  const float* frequencies = nullptr;
+  const float* factors = nullptr;  // null: 1
+};
+
 struct StepInput {
   int rows = 0;
   float* residual = nullptr;  // [T, hidden], changed in place
-  std::vector<const float*> cos, sin;  // of each rope, [T, head_dim]
-  const int64_t* slots = nullptr;      // [T]
   std::vector<Span> spans;
   std::vector<Cache> caches;
 };
@@ -40,9 +44,10 @@ void attend_all(const Kernels& kernels, Team& team, const Attention& attention, 
 class Steps {
  public:
   Steps(const Kernels& kernels, Team& team, const Shape& shape) : kernels_(kernels), team_(team), shape_(shape), product_(kernels, team) {}
-  void run(const std::vector<Layer>& layers, const StepInput& input);
+  void run(const std::vector<Layer>& layers, const std::vector<Rope>& ropes, const StepInput& input);
 
  private:
+  void place(const std::vector<Rope>& ropes, const StepInput& input);
   void attention(const Layer& layer, const StepInput& input, const Cache& cache);
   void rotate_and_store(const Layer& layer, const StepInput& input, const Cache& cache, int row);
   void feed_forward(const Layer& layer, const StepInput& input);
@@ -55,8 +60,9 @@ class Steps {
   Team& team_;
   const Shape shape_;
   Product product_;
-  Room qkv_room_, heads_room_, wide_room_, sums_room_, scratch_room_;
-  float *qkv_ = nullptr, *heads_ = nullptr;
+  Room qkv_room_, heads_room_, wide_room_, sums_room_, scratch_room_, turns_room_;
+  float *qkv_ = nullptr, *heads_ = nullptr, *turns_ = nullptr;
+  std::vector<int64_t> slots_, positions_;  // of each row, its place in the caches and in its sequence
 };
 
 }  // namespace paceline
