@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from bench.kernels_cpu_ops import Limits, OpTime, measure_limits, time_ops
 from bench.kernels_cpu_steps import BusyTime, StepTime, time_beside_busy, time_steps
 from bench.machine import in_large_pages, machine
+from rich.console import Console
 
 from paceline_kernels.cpu import native
 
@@ -52,18 +52,16 @@ def measure(uri: str, threads: int, rounds: int) -> Findings:
     """Measure everything; what torch does is done with as many threads, and never beside ours."""
     kernels = native.start(threads=threads)
     torch.set_num_threads(threads)
-    limits = measure_limits()
-    torch.set_num_threads(1)
-    ops = time_ops(uri, rounds)
-    _say("ops measured")
-    steps = time_steps(uri, threads, rounds)
-    _say("whole steps measured")
-    return Findings(kernels, threads, limits, ops, steps, time_beside_busy(uri, threads))
-
-
-def _say(what: str) -> None:
-    """Tell on stderr how far it is: all takes some three minutes."""
-    print(f"{time.strftime('%X')} {what}", file=sys.stderr, flush=True)
+    with Console(stderr=True).status("the machine's limits") as status:
+        limits = measure_limits()
+        torch.set_num_threads(1)
+        ops = []
+        for op in time_ops(uri, rounds):
+            ops.append(op)
+            status.update(f"ops: {op.name}, {op.form}, {op.rows} rows")
+        steps = time_steps(uri, threads, rounds, lambda what: status.update(f"whole steps: {what}"))
+        status.update("a step beside a busy process")
+        return Findings(kernels, threads, limits, ops, steps, time_beside_busy(uri, threads))
 
 
 def page(found: Findings) -> str:

@@ -18,7 +18,10 @@ from paceline_runtime.open_model import open_model
 
 ROWS = (1, 16, 32, 256)
 BLOCK = 16
-COPIES = 48  # of each weight, used in turn, so that what is read isn't in the caches of one core
+# Copies of each weight are used in turn, so that what is read isn't in the caches of one core: of the smallest ones no more
+# than layers, since making them takes longer than measuring with them.
+COPIED_BYTES, MOST_COPIES = 48 << 20, 48
+OP_SECONDS = 0.5  # of one op on so many rows: rounds end early where that is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,14 @@ def measure_limits() -> Limits:
     return Limits(read, cached, flop / best(lambda: a @ b, 7), flop / best(lambda: half[0] @ half[1], 7))
 
 
+def repeated(call: Callable[[], object], rounds: int, limit: float) -> float:
+    """Return the median seconds of some calls: as many as `rounds`, fewer if `limit` seconds are over."""
+    taken: list[float] = []
+    while len(taken) < rounds and sum(taken) < limit:
+        taken.append(_seconds(call))
+    return statistics.median(taken)
+
+
 def best(call: Callable[[], object], rounds: int) -> float:
     """Return the seconds of the quickest of some calls."""
     return min(_seconds(call) for _ in range(rounds))
@@ -79,11 +90,13 @@ def forms(weight: torch.Tensor) -> dict[str, AnyWeight]:
     }
 
 
-def time_ops(uri: str, rounds: int) -> list[OpTime]:
-    """Time products in the shapes of the model at `uri`, attention, and the greedy choice."""
+def time_ops(uri: str, rounds: int) -> Iterator[OpTime]:
+    """Time products in the shapes of the model at `uri`, attention, and the greedy choice, one after the other."""
     config, _ = open_model(locate_model(uri))
-    products = [op for name, shape in _shapes(config).items() for op in _time_products(name, *shape, rounds)]
-    return [*products, *_time_attention(config, rounds), _time_choice(config, rounds)]
+    for name, shape in _shapes(config).items():
+        yield from _time_products(name, *shape, rounds)
+    yield from _time_attention(config, rounds)
+    yield _time_choice(config, rounds)
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -99,17 +112,15 @@ def _shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _time_products(name: str, outputs: int, inputs: int, rounds: int) -> Iterator[OpTime]:
     weight = torch.randn(outputs, inputs) / inputs**0.5
-    copies = 1 if name == "head" else COPIES
-    packed = {form: [PackedLinear(stored) for _ in range(copies)] for form, stored in forms(weight).items()}
-    for rows in ROWS:
-        x = torch.randn(rows, inputs)
-        taken: dict[str, list[float]] = {form: [] for form in packed}
-        for _ in range(rounds):
-            for form, linears in packed.items():
-                taken[form].append(_seconds(lambda linears=linears, x=x: [linear(x) for linear in linears]) / copies)
-        for form, seconds in taken.items():
-            moved = packed[form][0].nbytes + 4 * rows * (inputs + outputs)
-            yield OpTime(name, form, rows, statistics.median(seconds), moved, 2 * rows * inputs * outputs)
+    for form, stored in forms(weight).items():
+        first = PackedLinear(stored)
+        copies = min(MOST_COPIES, -(-COPIED_BYTES // first.nbytes))
+        linears = [first, *(PackedLinear(stored) for _ in range(copies - 1))]
+        for rows in ROWS:
+            x = torch.randn(rows, inputs)
+            taken = repeated(lambda linears=linears, x=x: [linear(x) for linear in linears], rounds, OP_SECONDS)
+            moved = first.nbytes + 4 * rows * (inputs + outputs)
+            yield OpTime(name, form, rows, taken / copies, moved, 2 * rows * inputs * outputs)
 
 
 def _time_attention(config: ModelConfig, rounds: int) -> Iterator[OpTime]:
@@ -135,7 +146,7 @@ def _attention(
         for cache in layers:
             torch.ops.paceline_cpu.attention(queries, cache, batch.spans, batch.tables, config.head_dim**-0.5, 0.0, 0)
 
-    seconds = statistics.median(_seconds(run) / len(layers) for _ in range(rounds))
+    seconds = repeated(run, rounds, OP_SECONDS) / len(layers)
     seen = sum(start + i + 1 for start, n in sequences for i in range(n))  # pairs of a token and one that it sees
     flop = 4 * seen * config.num_heads * config.head_dim
     return OpTime(name, str(dtype).removeprefix("torch."), tokens * len(spans), seconds, layers[0].nbytes, flop)
@@ -143,5 +154,5 @@ def _attention(
 
 def _time_choice(config: ModelConfig, rounds: int) -> OpTime:
     logits = torch.randn(16, config.vocab_size)
-    seconds = statistics.median(_seconds(lambda: torch.ops.paceline_cpu.argmax(logits)) for _ in range(rounds))
+    seconds = repeated(lambda: torch.ops.paceline_cpu.argmax(logits), rounds, OP_SECONDS)
     return OpTime("greedy choice", "float32", 16, seconds, logits.nbytes, 0)

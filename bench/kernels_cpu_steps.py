@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,6 +20,7 @@ from paceline_runtime.open_model import open_model
 
 BATCHES = (1, 16, 32)
 CONTEXT, PROMPT, BLOCK = 256, 2048, 16
+FORM_SECONDS = 3.0  # of a form's decodes of one batch size, and of its prompts
 BUSY_STEPS = 6  # the first one is dropped; torch beside a busy process takes seconds for one
 
 
@@ -99,21 +100,24 @@ class Stepper:
         return time.perf_counter() - began
 
 
-def time_steps(uri: str, threads: int, rounds: int) -> list[StepTime]:
-    """Time every form in turn, round by round."""
-    steppers = {form: Stepper(uri, form) for form in FORMS}
+def time_steps(uri: str, threads: int, rounds: int, told: Callable[[str], None]) -> list[StepTime]:
+    """Time every form in turn, round by round, and tell what is done; a form that has had its seconds sits out."""
+    steppers = {}
+    for form in FORMS:
+        told(f"loading {form.name}, {form.kernels}")
+        steppers[form] = Stepper(uri, form)
     times = {form: StepTime(form.name, form.kernels, s.decoder.weight_bytes) for form, s in steppers.items()}
     decodes: dict[tuple[Form, int], list[float]] = {(form, size): [] for form in FORMS for size in BATCHES}
     prompts: dict[Form, list[float]] = {form: [] for form in FORMS}
-    for _ in range(rounds):
+    for number in range(rounds):
         for form, stepper in steppers.items():
+            told(f"decodes and a prompt of {form.name}, {form.kernels}, round {number + 1}")
             with torch_threads(threads if stepper.kernels == "torch" else 1):
                 for size in BATCHES:
-                    decodes[form, size] += [stepper.step(size, CONTEXT - 1, 1) for _ in range(4)][1:]
-    for _ in range(3):
-        for form, stepper in steppers.items():
-            with torch_threads(threads if stepper.kernels == "torch" else 1):
-                prompts[form].append(stepper.step(1, 0, PROMPT))
+                    if sum(decodes[form, size]) < FORM_SECONDS:
+                        decodes[form, size] += [stepper.step(size, CONTEXT - 1, 1) for _ in range(4)][1:]
+                if sum(prompts[form]) < FORM_SECONDS:
+                    prompts[form].append(stepper.step(1, 0, PROMPT))
     for form, found in times.items():
         found.decode = {size: statistics.median(decodes[form, size]) for size in BATCHES}
         found.prefill = PROMPT / min(prompts[form])

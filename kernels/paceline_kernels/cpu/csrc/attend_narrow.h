@@ -15,7 +15,6 @@ namespace {
 
 constexpr int kNarrowRows = 384;  // at once: their sums and queries (150 KiB) leave room for the rest in the second-level cache
 constexpr int kPairRows = 2 * kTileRows;
-constexpr float kLog2e = 1.44269504f;
 
 constexpr int64_t narrow_scratch(int64_t d) {
   const int64_t halves = kNarrowRows * d + 2 * kKeys * d + kPairRows * kKeys;
@@ -123,16 +122,6 @@ void cap_rows(const NarrowRows& rows, float cap) {
   }
 }
 
-// 2^x to some 13 bits, more than a bfloat16 has, for x ≤ 0: the polynomial is that of least relative error on [-1/2, 1/2].
-inline vf power_of_two(vf x) {
-  const vf rest = (vf)_mm512_reduce_ps((__m512)x, 0);
-  vf p = spread(0.0554906f);
-  p = p * rest + 0.2422111f;
-  p = p * rest + 0.6931471f;
-  p = p * rest + 1.0f;
-  return (vf)_mm512_scalef_ps((__m512)p, (__m512)(x - rest));
-}
-
 // Sixteen rows' scores become weights, as tiles [kKeys / 32][16][32]; what the rows had summed is scaled to the new maximum.
 void weigh_rows(const NarrowRows& rows, int row, const float* scores, uint16_t* weights) {
   vf peaks[kLanes];
@@ -167,13 +156,13 @@ void weigh_rows(const NarrowRows& rows, int row, const float* scores, uint16_t* 
 void attend_pair(const Attention& a, const NarrowRows& rows, int row, int first, bool hides) {
   const int d = rows.d;
   for (int i = 0; i < kKeys; i += kPairRows)
-    narrow_block<true>(rows.queries + row * d, kTileRows * d, d / kGroup, rows.keys + i * d, false, rows.scores + i, kKeys * sizeof(float));
+    narrow_block<true>(rows.queries + row * d, kTileRows * d, d / kGroup, rows.keys + i * d, false, rows.scores + i, kKeys * sizeof(float), nothing);
   if (hides) hide_rows(rows, row, first);
   if (a.soft_cap > 0) cap_rows(rows, a.soft_cap);
   for (int half = 0; half < 2; ++half)
     weigh_rows(rows, row + half * kTileRows, rows.scores + half * kTileRows * kKeys, rows.weights + half * kTileRows * kKeys);
   for (int j = 0; j < d; j += kPairRows)
-    narrow_block<true>(rows.weights, kTileRows * kKeys, kKeys / kGroup, rows.values + j * kKeys, true, rows.summed + row * d + j, d * sizeof(float));
+    narrow_block<true>(rows.weights, kTileRows * kKeys, kKeys / kGroup, rows.values + j * kKeys, true, rows.summed + row * d + j, d * sizeof(float), nothing);
 }
 
 // `count` tokens of a span from its token `token` on.

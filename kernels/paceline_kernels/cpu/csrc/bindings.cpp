@@ -75,8 +75,8 @@ void largest_of(Machine& m, const float* x, int64_t n, int64_t wide, int64_t* to
   m.team->each(static_cast<int>(n), [&](int row, int) { to[row] = m.kernels->largest(x + row * wide, static_cast<int>(wide)); });
 }
 
-// The tokens that `head`'s logits are largest for. The logits stay in memory that is kept: fresh pages would cost a quarter
-// of the product.
+// The tokens that `head`'s logits are largest for. The logits lie in memory that is kept: 3 MB of fresh pages in every step
+// of 16 sequences took 2 ms of 40.
 std::vector<int64_t> greedy(const at::Tensor& hidden, const at::Tensor& rows, const at::Tensor& norm, double eps, const WeightPtr& weight) {
   Machine& m = started();
   std::lock_guard<std::mutex> lock(m.one_at_a_time);

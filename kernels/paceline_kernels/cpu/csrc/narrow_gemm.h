@@ -17,6 +17,21 @@ constexpr int kTile = kTileRows * kGroup;  // numbers of a tile
 // Inputs at a time: 32 outputs' weights for them (40 KiB) stay in the first-level cache (48 KiB) over all rows.
 constexpr int kInputs = 640;
 
+constexpr float kLog2e = 1.44269504f;
+
+// 2^x to some 13 bits, more than a bfloat16 has: the polynomial is that of least relative error on [-1/2, 1/2].
+inline vf power_of_two(vf x) {
+  const vf rest = (vf)_mm512_reduce_ps((__m512)x, 0);
+  vf p = spread(0.0554906f);
+  p = p * rest + 0.2422111f;
+  p = p * rest + 0.6931471f;
+  p = p * rest + 1.0f;
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)(x - rest));
+}
+
+// To some 12 bits, for what is rounded to bfloat16.
+inline vf rough_silu(vf x) { return x * (vf)_mm512_rcp14_ps((__m512)(1.0f + power_of_two(x * -kLog2e))); }
+
 inline void save_narrow(uint16_t* to, vf low, vf high) {
   const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
   std::memcpy(to, &both, sizeof both);
@@ -96,9 +111,10 @@ void narrow_panels(const Matrix& w, int left, int right, int from, int to, uint1
   }
 }
 
-// Add to the sums [32 or 16][32] of one or two tiles of rows, `below` numbers apart; `stride` in bytes.
-template <bool Two>
-void narrow_block(const uint16_t* rows, int64_t below, int steps, const uint16_t* weights, bool add, float* sums, int64_t stride) {
+// Add to the sums [32 or 16][32] of one or two tiles of rows, `below` numbers apart; `stride` in bytes. `beside(step)` is done
+// in each step: the tiles' unit needs 64 cycles for one with two tiles of rows, in which the others have nothing to do.
+template <bool Two, class Beside>
+void narrow_block(const uint16_t* rows, int64_t below, int steps, const uint16_t* weights, bool add, float* sums, int64_t stride, const Beside& beside) {
   float* under = sums + kTileRows * stride / static_cast<int64_t>(sizeof(float));
   if (add) {
     _tile_loadd(0, sums, stride);
@@ -120,6 +136,7 @@ void narrow_block(const uint16_t* rows, int64_t below, int steps, const uint16_t
     _tile_dpbf16ps(1, 4, 7);
     if (Two) _tile_dpbf16ps(2, 5, 6);
     if (Two) _tile_dpbf16ps(3, 5, 7);
+    beside(i);
   }
   _tile_stored(0, sums, stride);
   _tile_stored(1, sums + kIntPanel, stride);
@@ -127,9 +144,12 @@ void narrow_block(const uint16_t* rows, int64_t below, int steps, const uint16_t
   if (Two) _tile_stored(3, under + kIntPanel, stride);
 }
 
-inline void narrow_rows(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* sums, int64_t stride) {
-  if (count > kTileRows) narrow_block<true>(rows, below, steps, weights, add, sums, stride);
-  else narrow_block<false>(rows, below, steps, weights, add, sums, stride);
+inline void nothing(int) {}
+
+template <class Beside>
+inline void narrow_rows(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* sums, int64_t stride, const Beside& beside) {
+  if (count > kTileRows) narrow_block<true>(rows, below, steps, weights, add, sums, stride, beside);
+  else narrow_block<false>(rows, below, steps, weights, add, sums, stride, beside);
 }
 
 // A corner [rows][cols] of a larger matrix to or from [32][32].
@@ -137,24 +157,44 @@ inline void copy_corner(const float* from, int64_t apart, float* to, int64_t apa
   for (int r = 0; r < rows; ++r) std::memcpy(to + r * apart_to, from + r * apart, cols * sizeof(float));
 }
 
-// One block of at most 32 rows by 32 outputs, in place where whole tiles are.
-void narrow_corner(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* out, int64_t ldo, int cols) {
-  if (count % kTileRows == 0 && cols == kFloatPanel) return narrow_rows(rows, below, count, steps, weights, add, out, ldo * sizeof(float));
+// One block of at most 32 rows by 32 outputs, in place where whole tiles are. `next` is where the next block's sums go: they
+// are fetched meanwhile, two rows in a step, since no processor foresees so long strides.
+void narrow_corner(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* out, int64_t ldo, int cols, const float* next) {
+  const auto fetch = [&](int step) {
+    if (next == nullptr || step >= kTileRows) return;
+    const float* row = next + 2 * step * ldo;
+    for (int line = 0; line < kFloatPanel; line += kLanes) {
+      _mm_prefetch(row + line, _MM_HINT_T0);
+      _mm_prefetch(row + ldo + line, _MM_HINT_T0);
+    }
+  };
+  if (count % kTileRows == 0 && cols == kFloatPanel) return narrow_rows(rows, below, count, steps, weights, add, out, ldo * sizeof(float), fetch);
   alignas(64) float sums[2 * kTileRows * kFloatPanel];
   if (add) copy_corner(out, ldo, sums, kFloatPanel, count, cols);
-  narrow_rows(rows, below, count, steps, weights, add, sums, kFloatPanel * sizeof(float));
+  narrow_rows(rows, below, count, steps, weights, add, sums, kFloatPanel * sizeof(float), fetch);
   copy_corner(sums, kFloatPanel, out, ldo, count, cols);
 }
 
-// The gate's product with what it lets through, [rows][32] with the gate in front, as 16 inputs from `column` on of the next
-// product, which has k.
-template <vf (*Gate)(vf)>
-void save_gated(const float* sums, int row, int rows, int column, int k, uint16_t* tiles) {
-  tiles += static_cast<int64_t>(row / kTileRows) * kTileRows * k + column / kGroup * kTile + column % kGroup;
-  const int64_t below = static_cast<int64_t>(kTileRows) * k;
-  for (int r = 0; r < rows; ++r, sums += kFloatPanel)
-    save_narrow(tiles + r / kTileRows * below + r % kTileRows * kGroup, Gate(load(sums)) * load(sums + kIntPanel));
-}
+// A block of sums [rows][32] with the gate in front, which becomes 16 inputs from `column` on of the next product, which has k.
+struct Gated {
+  const float* sums = nullptr;
+  int rows = 0;
+  uint16_t* to = nullptr;
+  int64_t below = 0;
+
+  Gated() = default;
+  Gated(const float* sums, int row, int rows, int column, int k, uint16_t* tiles)
+      : sums(sums), rows(rows),
+        to(tiles + static_cast<int64_t>(row / kTileRows) * kTileRows * k + column / kGroup * kTile + column % kGroup),
+        below(static_cast<int64_t>(kTileRows) * k) {}
+
+  // The gate's product with what it lets through, of row r.
+  template <vf (*Gate)(vf)>
+  void save(int r) const {
+    const float* row = sums + r * kFloatPanel;
+    save_narrow(to + r / kTileRows * below + r % kTileRows * kGroup, Gate(load(row)) * load(row + kIntPanel));
+  }
+};
 
 // Start the sums of a panel with its bias.
 void begin_with_bias(const Matrix& w, int column, int cols, int m, float* out, int64_t ldo) {
@@ -175,37 +215,46 @@ void gemm_narrow(const Matrix& w, const uint16_t* rows, int row, int m, int firs
     for (int from = 0; from < w.k; from += kInputs) {
       const int until = w.k - from < kInputs ? w.k : from + kInputs;
       narrow_panels(w, 2 * panel, 2 * panel + 1, from / kGroup, until / kGroup, weights);
-      for (int r = 0; r < m; r += 2 * kTileRows)
+      for (int r = 0; r < m; r += 2 * kTileRows) {
+        float* block = out + r * to.ldo + column;
+        const float* next = m - r >= 4 * kTileRows ? block + 2 * kTileRows * to.ldo : nullptr;
         narrow_corner(rows + r / kTileRows * below + from * kTileRows, below, m - r < 2 * kTileRows ? m - r : 2 * kTileRows, (until - from) / kGroup,
-                      weights, begun || from > 0, out + r * to.ldo + column, to.ldo, cols);
+                      weights, begun || from > 0, block, to.ldo, cols, next);
+      }
     }
   }
   _tile_release();
 }
 
+// The sums of a block are gated while the next one is multiplied.
 template <vf (*Gate)(vf)>
 void gemm_gated(const Matrix& w, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch) {
   const TileConfig config;
   _tile_loadconfig(&config);
-  alignas(64) float sums[2 * kTileRows * kFloatPanel];
+  alignas(64) float sums[2][2 * kTileRows * kFloatPanel];
   auto* weights = reinterpret_cast<uint16_t*>(scratch);
   const int64_t below = static_cast<int64_t>(kTileRows) * w.k;
-  const int half = w.n / 2;
+  const int half = w.n / 2, steps = w.k / kGroup, each = (2 * kTileRows + steps - 1) / steps;
   rows += row / kTileRows * below;
+  Gated before;
+  int turn = 0;
   for (int panel = first; panel < last; ++panel) {
-    narrow_panels(w, panel, panel + half / kIntPanel, 0, w.k / kGroup, weights);
-    for (int r = 0; r < m; r += 2 * kTileRows) {
+    narrow_panels(w, panel, panel + half / kIntPanel, 0, steps, weights);
+    for (int r = 0; r < m; r += 2 * kTileRows, turn ^= 1) {
       const int count = m - r < 2 * kTileRows ? m - r : 2 * kTileRows;
-      narrow_rows(rows + r / kTileRows * below, below, count, w.k / kGroup, weights, false, sums, kFloatPanel * sizeof(float));
-      save_gated<Gate>(sums, row + r, count, panel * kIntPanel, half, gated);
+      narrow_rows(rows + r / kTileRows * below, below, count, steps, weights, false, sums[turn], kFloatPanel * sizeof(float), [&](int step) {
+        for (int i = step * each; i < before.rows && i < (step + 1) * each; ++i) before.save<Gate>(i);
+      });
+      before = Gated(sums[turn], row + r, count, panel * kIntPanel, half, gated);
     }
   }
+  for (int i = 0; i < before.rows; ++i) before.save<Gate>(i);
   _tile_release();
 }
 
 constexpr auto kNarrowRow = narrow;
 constexpr auto kNarrowGemm = gemm_narrow;
-constexpr auto kSiluGemm = gemm_gated<silu>;
+constexpr auto kSiluGemm = gemm_gated<rough_silu>;
 constexpr auto kGeluGemm = gemm_gated<gelu>;
 
 #else
