@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,7 +40,7 @@ MASK_ROWS = 512
 class SequenceSpan(NamedTuple):
     """One sequence's part of a step: positions `[start, start + num_tokens)`, with the ids of the blocks that cover them.
 
-    A tuple, because every step makes one of each sequence.
+    A tuple, because every step makes one of each sequence. Blocks in an array are copied as a piece, others one by one.
     """
 
     start: int
@@ -263,10 +264,10 @@ def _num_blocks(tokens: int, block_size: int) -> int:
 def _tables(spans: Sequence[SequenceSpan], block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `AttentionBatch.spans` and `.tables`: copies, since the scheduler goes on changing its tables."""
     rows: list[int] = []
-    blocks: list[int] = []
+    blocks = array("i")
     for span in spans:
         rows += (span.start, span.num_tokens, len(blocks))
-        blocks += span.blocks[: _num_blocks(span.context, block_size)]
+        blocks.extend(span.blocks[: _num_blocks(span.context, block_size)])
     return int32s(rows).view(-1, 3), int32s(blocks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,9 @@ __all__ = ["int32s", "int64s"]
 
 
 def int32s(values: Sequence[int]) -> torch.Tensor:
-    """Return `values` [n] as int32, on the CPU. Raises `struct.error` for one that is too large."""
+    """Return `values` [n] as int32, on the CPU; an array of C ints is shared. Raises `struct.error` for one too large."""
+    if isinstance(values, array) and values:
+        return torch.frombuffer(values, dtype=torch.int32)
     return _packed(values, "i", torch.int32)
 
 

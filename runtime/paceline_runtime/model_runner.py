@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,11 +31,23 @@ __all__ = ["ModelRunner", "ModelStepResult"]
 
 @dataclass(slots=True)
 class _Sequence:
-    """A live sequence: its prompt and what was generated so far."""
+    """A live sequence: its prompt and what was generated so far, and its `table` of blocks as C ints."""
 
     tokens: list[int]
     prompt_len: int
     sampling: SequenceSampling
+    table: Sequence[int] = ()
+    blocks: array[int] = field(default_factory=lambda: array("i"))
+
+    def blocks_of(self, table: Sequence[int]) -> array[int]:
+        """Return the blocks of `table`, which only grows while it is the same list. Only what is new is read: each of a
+        list's ints lies somewhere else in memory, and a step has long forgotten it by the next.
+        """
+        if table is not self.table:
+            self.table, self.blocks = table, array("i", table)
+        elif len(table) > len(self.blocks):
+            self.blocks.extend(table[len(self.blocks) :])
+        return self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +115,7 @@ class ModelRunner:
             return _Step(plan)
         scheduled = plan.scheduled if self._decoder.native else _ones_first(plan.scheduled)
         # the scheduler goes on changing its tables: the planner copies what it needs of them
-        spans = [SequenceSpan(item.start, item.num_tokens, item.block_table) for item in scheduled]
+        spans = [SequenceSpan(item.start, item.num_tokens, self._blocks(item)) for item in scheduled]
         batch = self._planner.plan(spans)
         rows: list[int] = []
         sampling, row = [], 0
@@ -114,6 +127,10 @@ class ModelRunner:
         where = int64s(rows).to(self._decoder.device)
         kept = tuple(span._replace(blocks=list(span.blocks)) for span in spans) if self._group.size > 1 else ()
         return _Step(plan, scheduled, batch, where, tuple(sampling), kept)
+
+    def _blocks(self, item: ScheduledSequence) -> Sequence[int]:
+        sequence = self._sequences.get(item.seq_id)
+        return item.block_table if sequence is None else sequence.blocks_of(item.block_table)
 
     @torch.inference_mode()
     def _run(self, step: _Step) -> ModelStepResult:
