@@ -16,7 +16,8 @@ class ScheduledSequence(NamedTuple):
     """One sequence's share of a step: compute tokens `[start, start + num_tokens)` of it.
 
     Position `i` of the sequence has its KV in block `block_table[i // block_size]`, slot `i % block_size`. The table covers
-    at least `start + num_tokens` positions; it is append-only and shared with the scheduler, so don't keep or change it.
+    at least `start + num_tokens` positions; it is shared with the scheduler, which only ever
+    appends to it (a sequence that is preempted gets another list): don't change it.
     `samples` is true if the last computed token's logits give a new token (the step reaches the end of what is known).
     `drafts` are guesses of the tokens that follow what is known; they are the last of the `num_tokens`. The runner samples
     after each of them too, and gives the tokens up to the first that isn't the draft at its place.
