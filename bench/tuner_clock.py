@@ -83,9 +83,7 @@ def one(stack: Stack, device: Path, scenario: Scenario, setting: str) -> Run:
     skipped = skipped_of(scenario, setting)
     return run(
         stack, manifest_of(scenario, setting, device),
-        lambda fleet: Traffic(
-            fleet.url(), fleet.name, lambda t: scenario.rate(t + skipped), lambda t: scenario.prompts(t + skipped), slo=SLO
-        ),
+        lambda fleet: Traffic(fleet.url(), fleet.name, scenario.rate, scenario.prompts, slo=SLO, skipped=skipped),
         scenario=scenario.name, setting=setting, seconds=scenario.seconds - skipped, judged=scenario.judged - skipped,
     )  # fmt: skip
 

@@ -28,8 +28,8 @@ def missed(rows: Sequence[Run], found: Sequence[Scenario]) -> list[str]:
             texts.append(f"{scenario.name}: {tuned.changes} changes (goal: none)")
         if tuned.changes > MOST_CHANGES:
             texts.append(f"{scenario.name}: {tuned.changes} changes (goal: at most {MOST_CHANGES})")
-        if best is not None and tuned.goodput < OF_BEST * best.goodput:
-            share = tuned.goodput / best.goodput
+        if best is not None and tuned.attainment < OF_BEST * best.attainment:
+            share = tuned.attainment / best.attainment
             texts.append(f"{scenario.name}: {share:.1%} of the best fixed setting (goal {OF_BEST:.0%})")
         if vllm is not None and tuned.goodput < OF_BASELINE * vllm.goodput:
             share = tuned.goodput / vllm.goodput
@@ -50,7 +50,8 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
         f"model can't tell. Objective: TTFT ≤ {SLO[0]:g} s, TPOT ≤ {SLO[1] * 1e3:g} ms for 95 %. Goodput is counted by the",
         "clients, from five intervals after the start on (in (b): after the shift); `all` counts from the first second.",
         "`best` is the best fixed setting by a sweep of the twin on the true device, run on pods for the part that",
-        f"counts. `tuned` and `vllm` ran side by side. Day's shape: {label}.", "",
+        "counts; all settings of a scenario met the same requests. `of best` compares shares in time, since a second more",
+        f"or less changes how many are counted. `tuned` and `vllm` ran side by side. Day's shape: {label}.", "",
         f"Machine: {machine()}; while it ran {max((r.load for r in rows), default=0):.1f} at most.", "",
         "| scenario | setting | goodput/s | of best | in time | all | requests | failed | changes | knobs at the end |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---|",
@@ -86,7 +87,7 @@ def sweep_table(found: Sequence[Scenario]) -> list[str]:
 
 
 def _line(scenario: Scenario, r: Run, best: Run | None) -> str:
-    share = f"{r.goodput / best.goodput:.1%}" if best is not None and best.goodput else ""
+    share = f"{r.attainment / best.attainment:.1%}" if best is not None and best.attainment else ""
     return (
         f"| {scenario.text} | {r.setting} | {r.goodput:.2f} | {share} | {r.attainment:.1%} | {r.overall:.1%} | "
         f"{r.requests} | {r.failed} | {r.changes} | {r.final} |"

@@ -131,9 +131,9 @@ def sweep(scenario: Scenario) -> dict[tuple[int, int], tuple[float, float]]:
     return found | {(seqs, budget): worth(scenario, seqs, budget) for budget in _BUDGETS[:-1]}
 
 
-def skipped_of(scenario: Scenario, setting: str) -> float:
+def skipped_of(scenario: Scenario, setting: str) -> int:
     """Return the seconds of a scenario that a setting is spared: the best fixed one runs for what counts, warmed up."""
-    return max(0.0, scenario.judged - _WARM_UP) if setting == "best" else 0.0
+    return max(0, round(scenario.judged - _WARM_UP)) if setting == "best" else 0
 
 
 def start_of(scenario: Scenario) -> tuple[int, int]:

@@ -82,14 +82,16 @@ class Sent:
 class Traffic:
     """Open-loop traffic from a thread of its own, until it is stopped: nobody waits for an answer before sending.
 
-    `rate` (requests/s), `prompts` and `outputs` (ranges of tokens) are functions of the seconds since it began.
+    `rate` (requests/s), `prompts` and `outputs` (ranges of tokens) are functions of the seconds since it began. The first
+    `skipped` seconds aren't sent: what is sent is then the rest of the same requests.
     """
 
     def __init__(
         self, url: str, model: str, rate: Callable[[float], float], prompts: Callable[[float], tuple[int, int]],
         outputs: Callable[[float], tuple[int, int]] = lambda _: (40, 80), seed: int = 0,
-        slo: tuple[float, float] = (SLO_TTFT, SLO_TPOT),
+        slo: tuple[float, float] = (SLO_TTFT, SLO_TPOT), skipped: int = 0,
     ) -> None:  # fmt: skip
+        self._skipped = skipped
         self._url, self._model, self._rate, self._prompts, self._outputs = url, model, rate, prompts, outputs
         self._random = random.Random(seed)  # noqa: S311  traffic, not secrets
         self._slo = slo
@@ -120,8 +122,10 @@ class Traffic:
     async def _send(self) -> None:
         tasks: set[asyncio.Task[None]] = set()
         begin = 0.0
+        for second in range(self._skipped):
+            self._chunk(float(second))
         while not self._stopped.is_set():
-            chunk = self._chunk(begin)
+            chunk = self._chunk(self._skipped + begin)
             tasks.add(asyncio.create_task(self._run(begin, chunk)))
             begin += _CHUNK
             await asyncio.sleep(max(0.0, begin - self.seconds))
