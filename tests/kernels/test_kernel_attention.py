@@ -1,5 +1,7 @@
 """Paged attention over ragged batches, against float64 token by token."""
 
+from array import array
+
 import kernel_references as expected
 import numpy as np
 import pytest
@@ -124,6 +126,16 @@ def test_the_gather_buffer_is_reused_and_grows():
         check(paged_attention, spans, cache, queries, 16, gather)
     wide, narrow = gather.blocks(cache, torch.tensor([0])), gather.blocks(cache, torch.tensor([0]))
     assert wide.data_ptr() == narrow.data_ptr()
+
+
+def test_tables_in_arrays_are_those_in_lists():
+    spans = [SequenceSpan(20, 1, [4, 9, 7]), SequenceSpan(3, 17, [1, 2, 8])]
+    listed = AttentionPlanner(16, torch.float32).plan(spans)
+    arrays = AttentionPlanner(16, torch.float32).plan([span._replace(blocks=array("i", span.blocks)) for span in spans])
+    for name in ("positions", "slots", "spans", "tables"):
+        assert getattr(arrays, name).tolist() == getattr(listed, name).tolist()
+    assert arrays.tables.tolist() == [4, 9, 1, 2], "what the positions need"
+    assert arrays.prefills[0].blocks.tolist() == listed.prefills[0].blocks.tolist()
 
 
 def test_single_tokens_must_come_first():

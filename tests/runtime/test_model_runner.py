@@ -147,6 +147,25 @@ def test_a_plan_beyond_what_is_known_is_a_bug(model):
     model.runner.collect()
 
 
+def test_a_table_that_grows_is_read_on_and_another_one_anew(model):
+    model.runner.add(2, PROMPT, harness.greedy(30))
+    first, second = [3, 9], [3, 5]  # at the same place in memory or not: the second is another list
+
+    def tables(entry):
+        model.runner.submit(StepPlan(0, 0, (entry,), StepShape()))
+        return model.runner._steps[-1].batch.tables.tolist()
+
+    assert tables(ScheduledSequence(2, 0, 7, first, samples=True)) == [3]
+    model.runner.collect()
+    first.append(4)
+    assert tables(ScheduledSequence(2, 0, 7, first[:], samples=False)) == [3]
+    assert tables(ScheduledSequence(2, 0, 40, first, samples=False)) == [3, 9, 4]
+    assert tables(ScheduledSequence(2, 0, 30, second, samples=False)) == [3, 5]
+    model.runner._steps.clear()
+    model.runner.submit(StepPlan(0, 0, (), StepShape(), removed=(2,)))
+    model.runner.collect()
+
+
 def test_results_come_in_order_and_tell_their_time(model):
     model.runner.add(1, PROMPT, harness.greedy(9))
     table = [0, 1]

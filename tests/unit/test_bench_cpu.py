@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Sequence
 
+import psutil
 import pytest
 from bench.cpu_contestants import CONTESTANTS
 from bench.cpu_report import Ratio, least_prefill, least_seconds, least_step, page, ratios, rows_of
 from bench.cpu_runs import Run, percentiles
 from bench.cpu_workload import English, batch
 from bench.roofline import Roofline
+
+from patience import eventually
 
 TEXTS = ["a", "b"]
 LIMITS = Roofline({"fp32": 1e11, "bf16": 4e11, "int8": 8e11}, 2e10)
@@ -27,6 +32,21 @@ def run_of(name: str, rate: float, *, slots: int = 16, number: int = 0, **more: 
 def ratio_of(found: Sequence[Ratio], what: str) -> Ratio:
     (ratio,) = (ratio for ratio in found if ratio.what.startswith(what))
     return ratio
+
+
+def test_a_busy_process_ends_with_who_was_killed_beside_it() -> None:
+    code = """
+from bench.machine import busy_process
+with busy_process() as burner:
+    print(burner, flush=True)
+    input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        burner = psutil.Process(int(parent.stdout.readline()))
+        assert burner.is_running()
+        parent.kill()
+    eventually(lambda: not burner.is_running(), "the burner ends")
 
 
 class TestWork:
