@@ -4,7 +4,8 @@
     python -m bench.cpu                # measures; what was measured before stays, unless --fresh
 
 A go ends before `--budget` seconds are over, with exit code 75 if something is left: call it again. Writes
-bench/results/cpu.{json,md}; ratios that fall short of their goals are in it like those that don't.
+bench/results/cpu.{json,md}, with --trace cpu_trace.{json,md}; ratios that fall short of their goals are in it like those
+that don't.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from bench.cpu_record import Record
 from bench.cpu_runs import Bench
 from rich.console import Console
 
+from paceline_sim import read_trace
+
 RESULTS = Path(__file__).parent / "results"
 LEFT = 75  # EX_TEMPFAIL
 
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--trace", type=Path, help="a recorded trace: a cut of it instead of W")
     parser.add_argument("--busy", action="store_true", help="while another process keeps one core busy")
     parser.add_argument("--budget", type=float, default=570.0, help="seconds of this go")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier goes measured")
@@ -45,12 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.install:
         install(console, set(options.only))
         return 0
-    record = Record.read(options.out / "cpu.json", fresh=options.fresh, look=not options.report)
-    bench = Bench(options.seed)
+    name = "cpu" if options.trace is None else "cpu_trace"
+    record = Record.read(options.out / f"{name}.json", fresh=options.fresh, look=not options.report)
+    bench = Bench(options.seed, None if options.trace is None else read_trace(options.trace))
     done = options.report or _measure(bench, record, options, console)
     if record.runs:
         text = record.write(bench.work.batch)
-        (options.out / "cpu.md").write_text(text, encoding="utf-8")
+        (options.out / f"{name}.md").write_text(text, encoding="utf-8")
         print(text)
     return 0 if done else LEFT
 

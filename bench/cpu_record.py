@@ -48,7 +48,7 @@ class Record:
     def write(self, work: Workload) -> str:
         """Write the file, renamed when whole since a go may be ended at any time, and return the page."""
         rows, busy = rows_of(self.runs), rows_of(self.runs, busy=True)
-        found = ratios(rows, GOOD)
+        found = ratios(rows, GOOD, work.name)
         ran = {run.contestant for run in self.runs}
         absent = {c.name: "not run yet" for c in CONTESTANTS if c.name not in ran}
         absent |= {c.name: f"{c.missing} isn't there" for c in CONTESTANTS if c.missing is not None} | self.failed

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.cpu_contestants import CONTESTANTS, OURS, PRECISIONS, Contestant
 from bench.cpu_runs import SOLO_SLOTS, Run
-from bench.cpu_workload import LONG_PROMPT, STREAM_OUTPUT, Workload
+from bench.cpu_workload import LONG_PROMPT, STREAM_OUTPUT, W, Workload
 from bench.roofline import Roofline
 
 REFERENCE = "transformers static float32"  # whose texts are what the model says
@@ -76,26 +76,31 @@ def _row(contestant: Contestant, slots: int, runs: Sequence[Run], reference: Seq
     return Row(contestant, slots, len(runs), figures, spread, same)
 
 
-def ratios(rows: Sequence[Row], quality: Iterable[str]) -> list[Ratio]:
-    """Return every ratio that the goals name and that the rows allow; `quality`: our forms that hold the quality bar."""
+def ratios(rows: Sequence[Row], quality: Iterable[str], work: str) -> list[Ratio]:
+    """Return every ratio that the goals name and that the rows allow; `quality`: our forms that hold the quality bar.
+
+    The goals are of W: of other work there are ratios without one.
+    """
     found: list[Ratio | None] = []
     ours = [row for row in rows if row.contestant.peer == OURS]
     good = {f"{OURS} {form}" for form in quality}
     for slots in sorted({row.slots for row in rows}):
-        found += [_same_class(rows, row) for row in ours if row.slots == slots]
-        found.append(_best_of_all(rows, [row for row in ours if row.slots == slots and row.contestant.name in good], slots))
+        found += [_same_class(rows, row, work) for row in ours if row.slots == slots]
+        best = [row for row in ours if row.slots == slots and row.contestant.name in good]
+        found.append(_best_of_all(rows, best, slots, work))
     for form, name, goal in STREAM_GOALS:
         found.append(_named(rows, "stream", f"one stream, {form}", f"{OURS} {form}", name, goal))
     found.append(_best_figure(rows, "prefill", f"prefill of {LONG_PROMPT}", good, "openvino", 1.2))
     best, rivals = [r for r in ours if r.contestant.name in good], [r for r in rows if r.contestant.peer != OURS]
     found.append(_ratio(f"prefill of {LONG_PROMPT}, any peer", "prefill", best, rivals, None))
     found.append(
-        _best_figure(rows, "output_rate", f"W, {SOLO_SLOTS} slots, against static", good, "transformers static", 8.0)
+        _best_figure(rows, "output_rate", f"{work}, {SOLO_SLOTS} slots, against static", good, "transformers static", 8.0)
     )
-    return [ratio for ratio in found if ratio is not None]
+    named = [ratio for ratio in found if ratio is not None]
+    return named if work == W else [replace(ratio, goal=None) for ratio in named]
 
 
-def _same_class(rows: Sequence[Row], ours: Row) -> Ratio | None:
+def _same_class(rows: Sequence[Row], ours: Row, work: str) -> Ratio | None:
     """Ours against the best peer of its own or a higher precision class."""
     limit = PRECISIONS.index(ours.contestant.precision)
     rivals = [
@@ -103,13 +108,13 @@ def _same_class(rows: Sequence[Row], ours: Row) -> Ratio | None:
         if row.slots == ours.slots and row.contestant.peer != OURS
         and PRECISIONS.index(row.contestant.precision) <= limit
     ]  # fmt: skip
-    what = f"W, {ours.slots} slots, {ours.contestant.precision} or more precise"
+    what = f"{work}, {ours.slots} slots, {ours.contestant.precision} or more precise"
     return _ratio(what, "output_rate", [ours], rivals, 1.0)
 
 
-def _best_of_all(rows: Sequence[Row], ours: Sequence[Row], slots: int) -> Ratio | None:
+def _best_of_all(rows: Sequence[Row], ours: Sequence[Row], slots: int, work: str) -> Ratio | None:
     rivals = [row for row in rows if row.slots == slots and row.contestant.peer != OURS]
-    return _ratio(f"W, {slots} slots, our best that holds quality, any peer", "output_rate", ours, rivals, 1.5)
+    return _ratio(f"{work}, {slots} slots, our best that holds quality, any peer", "output_rate", ours, rivals, 1.5)
 
 
 def _named(rows: Sequence[Row], figure: str, what: str, ours: str, theirs: str, goal: float) -> Ratio | None:
@@ -152,7 +157,7 @@ def least_prefill(precision: str, roofline: Roofline) -> float:
 HOW = (
     "Servers are asked over HTTP with a stream for each request, OpenVINO and transformers inside a process by their Python "
     "interfaces: what HTTP and its client cost is on ours, llama.cpp's and vLLM's side only. Class: the weights' type. "
-    "% of limit: of what the products alone, or reading the weights in every step, would allow. Texts: how many of W's "
+    "% of limit: of what the products alone, or reading the weights in every step, would allow. Texts: how many of the "
     f"answers are those of `{REFERENCE}`."
 )
 
@@ -163,26 +168,20 @@ def page(
 ) -> str:  # fmt: skip
     """Return the page."""
     peaks = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in roofline.operations.items())
-    asked = f"W: {len(work.jobs)} requests at once, greedy, lengths forced, {work.prompt_tokens} tokens in, "
-    asked += f"{work.output_tokens} out. One stream: {STREAM_OUTPUT} tokens. Medians of interleaved rounds."
+    asked = f"{work.name}: {len(work.jobs)} requests at once, greedy, lengths forced, {work.prompt_tokens} tokens in, "
+    asked += f"{work.output_tokens} out. Medians of interleaved rounds."
+    asked += f" One stream: {STREAM_OUTPUT} tokens." if work.name == W else ""
     lines = [
         "# The CPU engine against its peers", "",
         f"Machine: {machine}. Measured limits: products {peaks} G operations/s, reads {roofline.read / 1e9:.1f} GB/s.", "",
         asked, "", HOW, "", "Versions: " + "; ".join(sorted(versions)) + ".", "",
     ]  # fmt: skip
     for slots in sorted({row.slots for row in rows}):
-        lines += [f"## W with {slots} slots", "", *_batch_table([r for r in rows if r.slots == slots], work, roofline), ""]
-    solo = [row for row in rows if "stream" in row.figures]
-    lines += [
-        "## One stream, one long prompt",
-        "",
-        *_solo_table(solo, roofline),
-        "",
-        "## Ratios",
-        "",
-        *_ratio_table(found),
-        "",
-    ]
+        table = _batch_table([row for row in rows if row.slots == slots], work, roofline)
+        lines += [f"## {work.name} with {slots} slots", "", *table, ""]
+    if solo := [row for row in rows if "stream" in row.figures]:
+        lines += ["## One stream, one long prompt", "", *_solo_table(solo, roofline), ""]
+    lines += ["## Ratios", "", *_ratio_table(found), ""]
     if busy:
         lines += ["## With one core busy", "", *_busy_table(rows, busy), ""]
     if absent:

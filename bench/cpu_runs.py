@@ -13,13 +13,14 @@ from importlib.metadata import version as installed
 from bench.cpu_clients import Answer, ContestantFailed, free_port, start
 from bench.cpu_contestants import OURS, Contestant
 from bench.cpu_install import CACHE, MODEL
-from bench.cpu_workload import TEXT, English, Workload, batch, long_prompt, one_stream, warm_up
+from bench.cpu_workload import TEXT, English, Workload, batch, cut, long_prompt, one_stream, warm_up
 from bench.machine import busy_process
 
 from paceline_runtime.tokenizer import load_tokenizer
+from paceline_sim import Trace
 
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")  # some servers show them and some don't
-SOLO_SLOTS = 16  # with so many, one stream and one long prompt are measured too
+SOLO_SLOTS = 16  # with so many, one stream and one long prompt are measured beside W
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,14 @@ class Work:
 
 
 class Bench:
-    """Runs contestants on the work of a seed."""
+    """Runs contestants on the work of a seed, or on a cut of `trace` instead of W."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, trace: Trace | None = None) -> None:
         self._tokenizer = load_tokenizer(MODEL)
         english = English(self._tokenizer.encode(TEXT.read_text(encoding="utf-8")), seed)
-        self.work = Work(warm_up(english), batch(english, seed), *_solo_work(english))
+        asked = batch(english, seed) if trace is None else cut(english, trace)
+        self._solo_too = trace is None
+        self.work = Work(warm_up(english), asked, *_solo_work(english))
 
     def run(self, contestant: Contestant, slots: int, number: int, *, busy: bool, told: Callable[[str], None]) -> Run:
         """Start it, ask it for everything, end it. Raises `ContestantFailed`."""
@@ -81,14 +84,14 @@ class Bench:
         try:
             told("warming up")
             running.run(self.work.warm_up)
-            told("W")
+            told("the batch")
             if busy:
                 with busy_process():
                     answers = running.run(self.work.batch)
             else:
                 answers = running.run(self.work.batch)
             stream = prefill = None
-            if slots == SOLO_SLOTS and not busy:
+            if slots == SOLO_SLOTS and not busy and self._solo_too:
                 told("one stream, one long prompt")
                 stream, prefill = self._solo(running.run)
             peak = running.peak_bytes()

