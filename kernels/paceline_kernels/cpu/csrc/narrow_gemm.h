@@ -157,23 +157,64 @@ inline void copy_corner(const float* from, int64_t apart, float* to, int64_t apa
   for (int r = 0; r < rows; ++r) std::memcpy(to + r * apart_to, from + r * apart, cols * sizeof(float));
 }
 
-// One block of at most 32 rows by 32 outputs, in place where whole tiles are. `next` is where the next block's sums go: they
-// are fetched meanwhile, two rows in a step, since no processor foresees so long strides.
-void narrow_corner(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* out, int64_t ldo, int cols, const float* next) {
-  const auto fetch = [&](int step) {
-    if (next == nullptr || step >= kTileRows) return;
-    const float* row = next + 2 * step * ldo;
-    for (int line = 0; line < kFloatPanel; line += kLanes) {
-      _mm_prefetch(row + line, _MM_HINT_T0);
-      _mm_prefetch(row + ldo + line, _MM_HINT_T0);
-    }
-  };
-  if (count % kTileRows == 0 && cols == kFloatPanel) return narrow_rows(rows, below, count, steps, weights, add, out, ldo * sizeof(float), fetch);
+// One block of at most 32 rows by 32 outputs, in place where whole tiles are.
+template <class Beside>
+void narrow_corner(const uint16_t* rows, int64_t below, int count, int steps, const uint16_t* weights, bool add, float* out, int64_t ldo, int cols, const Beside& beside) {
+  if (count % kTileRows == 0 && cols == kFloatPanel) return narrow_rows(rows, below, count, steps, weights, add, out, ldo * sizeof(float), beside);
   alignas(64) float sums[2 * kTileRows * kFloatPanel];
   if (add) copy_corner(out, ldo, sums, kFloatPanel, count, cols);
-  narrow_rows(rows, below, count, steps, weights, add, sums, kFloatPanel * sizeof(float), fetch);
+  narrow_rows(rows, below, count, steps, weights, add, sums, kFloatPanel * sizeof(float), beside);
   copy_corner(sums, kFloatPanel, out, ldo, count, cols);
 }
+
+// Fetch two rows of sums [32][32] in each step: no processor foresees so long strides.
+inline void fetch_sums(const float* sums, int64_t ldo, int step) {
+  if (step >= kTileRows) return;
+  const float* row = sums + 2 * step * ldo;
+  for (int line = 0; line < kFloatPanel; line += kLanes) {
+    _mm_prefetch(row + line, _MM_HINT_T0);
+    _mm_prefetch(row + ldo + line, _MM_HINT_T0);
+  }
+}
+
+// Groups [from, until) of two panels of 16 outputs.
+struct Piece {
+  int left = 0, right = 0, from = 0, until = 0;
+
+  int steps() const { return until - from; }
+};
+
+// The pieces of a product's weights as tiles, one after another. With few rows widening takes longer than multiplying: then
+// the next piece is widened, group by group, beside the tiles of this one.
+class Widened {
+ public:
+  Widened(const Matrix& w, int most, bool ahead, float* scratch) : w_(w), ahead_(ahead), rooms_{reinterpret_cast<uint16_t*>(scratch), reinterpret_cast<uint16_t*>(scratch) + most * 2 * kTile} {}
+
+  // Go on to `now`, which was `later` before; `later` is empty after the last.
+  const uint16_t* next(const Piece& now, const Piece& later) {
+    room_ ^= ahead_;
+    uint16_t* tiles = rooms_[room_];
+    narrow_panels(w_, now.left, now.right, now.from + done_, now.until, tiles + done_ * 2 * kTile);
+    later_ = later;
+    done_ = 0;
+    return tiles;
+  }
+
+  // Widen one more group of what comes next.
+  void step() {
+    if (!ahead_ || done_ >= later_.steps()) return;
+    const int group = later_.from + done_;
+    narrow_panels(w_, later_.left, later_.right, group, group + 1, rooms_[room_ ^ 1] + done_ * 2 * kTile);
+    ++done_;
+  }
+
+ private:
+  const Matrix& w_;
+  const bool ahead_;
+  uint16_t* rooms_[2];
+  int room_ = 0, done_ = 0;
+  Piece later_;
+};
 
 // A block of sums [rows][32] with the gate in front, which becomes 16 inputs from `column` on of the next product, which has k.
 struct Gated {
@@ -204,23 +245,29 @@ void begin_with_bias(const Matrix& w, int column, int cols, int m, float* out, i
 void gemm_narrow(const Matrix& w, const uint16_t* rows, int row, int m, int first, int last, const Target& to, float* scratch) {
   const TileConfig config;
   _tile_loadconfig(&config);
-  auto* weights = reinterpret_cast<uint16_t*>(scratch);
   const int64_t below = static_cast<int64_t>(kTileRows) * w.k;
+  const int groups = w.k / kGroup, most = groups < kInputs / kGroup ? groups : kInputs / kGroup, parts = (groups + most - 1) / most;
+  const auto piece = [&](int number) {
+    const int panel = first + number / parts, from = number % parts * most;
+    return panel < last ? Piece{2 * panel, 2 * panel + 1, from, groups - from < most ? groups : from + most} : Piece{};
+  };
+  Widened weights(w, most, m <= 2 * kTileRows, scratch);
   rows += row / kTileRows * below;
   float* out = to.out + row * to.ldo;
-  for (int panel = first; panel < last; ++panel) {
-    const int column = panel * kFloatPanel, cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
-    const bool begun = to.add || w.bias != nullptr;
-    if (w.bias != nullptr) begin_with_bias(w, column, cols, m, out, to.ldo);
-    for (int from = 0; from < w.k; from += kInputs) {
-      const int until = w.k - from < kInputs ? w.k : from + kInputs;
-      narrow_panels(w, 2 * panel, 2 * panel + 1, from / kGroup, until / kGroup, weights);
-      for (int r = 0; r < m; r += 2 * kTileRows) {
-        float* block = out + r * to.ldo + column;
-        const float* next = m - r >= 4 * kTileRows ? block + 2 * kTileRows * to.ldo : nullptr;
-        narrow_corner(rows + r / kTileRows * below + from * kTileRows, below, m - r < 2 * kTileRows ? m - r : 2 * kTileRows, (until - from) / kGroup,
-                      weights, begun || from > 0, block, to.ldo, cols, next);
-      }
+  for (int number = 0; number < (last - first) * parts; ++number) {
+    const Piece now = piece(number);
+    const uint16_t* tiles = weights.next(now, piece(number + 1));
+    const int column = now.left * kIntPanel, cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
+    if (w.bias != nullptr && now.from == 0) begin_with_bias(w, column, cols, m, out, to.ldo);
+    const bool add = to.add || w.bias != nullptr || now.from > 0;
+    for (int r = 0; r < m; r += 2 * kTileRows) {
+      float* block = out + r * to.ldo + column;
+      const float* next = m - r >= 4 * kTileRows ? block + 2 * kTileRows * to.ldo : nullptr;
+      narrow_corner(rows + r / kTileRows * below + now.from * kTile, below, m - r < 2 * kTileRows ? m - r : 2 * kTileRows, now.steps(), tiles, add, block, to.ldo, cols,
+                    [&](int step) {
+                      if (next != nullptr) fetch_sums(next, to.ldo, step);
+                      weights.step();
+                    });
     }
   }
   _tile_release();
@@ -232,18 +279,20 @@ void gemm_gated(const Matrix& w, const uint16_t* rows, int row, int m, int first
   const TileConfig config;
   _tile_loadconfig(&config);
   alignas(64) float sums[2][2 * kTileRows * kFloatPanel];
-  auto* weights = reinterpret_cast<uint16_t*>(scratch);
   const int64_t below = static_cast<int64_t>(kTileRows) * w.k;
   const int half = w.n / 2, steps = w.k / kGroup, each = (2 * kTileRows + steps - 1) / steps;
+  const auto piece = [&](int panel) { return panel < last ? Piece{panel, panel + half / kIntPanel, 0, steps} : Piece{}; };
+  Widened weights(w, steps, m <= 2 * kTileRows, scratch);
   rows += row / kTileRows * below;
   Gated before;
   int turn = 0;
   for (int panel = first; panel < last; ++panel) {
-    narrow_panels(w, panel, panel + half / kIntPanel, 0, steps, weights);
+    const uint16_t* tiles = weights.next(piece(panel), piece(panel + 1));
     for (int r = 0; r < m; r += 2 * kTileRows, turn ^= 1) {
       const int count = m - r < 2 * kTileRows ? m - r : 2 * kTileRows;
-      narrow_rows(rows + r / kTileRows * below, below, count, steps, weights, false, sums[turn], kFloatPanel * sizeof(float), [&](int step) {
+      narrow_rows(rows + r / kTileRows * below, below, count, steps, tiles, false, sums[turn], kFloatPanel * sizeof(float), [&](int step) {
         for (int i = step * each; i < before.rows && i < (step + 1) * each; ++i) before.save<Gate>(i);
+        weights.step();
       });
       before = Gated(sums[turn], row + r, count, panel * kIntPanel, half, gated);
     }
