@@ -70,9 +70,10 @@ class Bench:
     def __init__(self, seed: int, trace: Trace | None = None) -> None:
         self._tokenizer = load_tokenizer(MODEL)
         english = English(self._tokenizer.encode(TEXT.read_text(encoding="utf-8")), seed)
-        asked = batch(english, seed) if trace is None else cut(english, trace)
         self._solo_too = trace is None
-        self.work = Work(warm_up(english), asked, *_solo_work(english))
+        first = warm_up(english)  # the text is dealt out in this order, on which W's prompts depend
+        asked = batch(english, seed) if trace is None else cut(english, trace)
+        self.work = Work(first, asked, *_solo_work(english))
 
     def run(self, contestant: Contestant, slots: int, number: int, *, busy: bool, told: Callable[[str], None]) -> Run:
         """Start it, ask it for everything, end it. Raises `ContestantFailed`."""
