@@ -503,8 +503,9 @@ def test_template_sees_what_it_needs():
     ],
 )
 def test_hostile_template(source, message):
+    patience = 1.0 if message == "took more than 1 s" else 60.0  # where another limit is meant: memory may be slow to come
     with pytest.raises(ChatTemplateError, match=message):
-        rendered(source)
+        rendered(source, cpu_seconds=patience)
 
 
 def test_a_template_works_again_after_it_broke_a_limit():
