@@ -23,8 +23,6 @@ from bench.cpu_record import Record
 from bench.cpu_runs import Bench
 from rich.console import Console
 
-from paceline_sim import read_trace
-
 RESULTS = Path(__file__).parent / "results"
 LEFT = 75  # EX_TEMPFAIL
 
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name = "cpu" if options.trace is None else "cpu_trace"
     record = Record.read(options.out / f"{name}.json", fresh=options.fresh, look=not options.report)
-    bench = Bench(options.seed, None if options.trace is None else read_trace(options.trace))
+    bench = Bench(options.seed, options.trace)
     done = options.report or _measure(bench, record, options, console)
     if record.runs:
         text = record.write(bench.work.batch)

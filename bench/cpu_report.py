@@ -186,7 +186,8 @@ def page(
         lines += ["## With one core busy", "", *_busy_table(rows, busy), ""]
     if absent:
         lines += ["## Missing", "", *(f"- {name}: {why}" for name, why in absent.items()), ""]
-    return "\n".join([*lines, "Again: `python -m bench.cpu --install`, then `python -m bench.cpu`.", ""])
+    again = "python -m bench.cpu" if work.name == W else "python -m bench.cpu --trace FILE"
+    return "\n".join([*lines, f"Again: `python -m bench.cpu --install`, then `{again}`.", ""])
 
 
 def _batch_table(rows: Sequence[Row], work: Workload, roofline: Roofline) -> list[str]:

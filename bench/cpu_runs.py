@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed
+from pathlib import Path
 
 from bench.cpu_clients import Answer, ContestantFailed, free_port, start
 from bench.cpu_contestants import OURS, Contestant
@@ -17,7 +18,7 @@ from bench.cpu_workload import TEXT, English, Workload, batch, cut, long_prompt,
 from bench.machine import busy_process
 
 from paceline_runtime.tokenizer import load_tokenizer
-from paceline_sim import Trace
+from paceline_sim import read_trace
 
 SPECIAL = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")  # some servers show them and some don't
 SOLO_SLOTS = 16  # with so many, one stream and one long prompt are measured beside W
@@ -65,14 +66,14 @@ class Work:
 
 
 class Bench:
-    """Runs contestants on the work of a seed, or on a cut of `trace` instead of W."""
+    """Runs contestants on the work of a seed, or on a cut of the trace in a file instead of W."""
 
-    def __init__(self, seed: int, trace: Trace | None = None) -> None:
+    def __init__(self, seed: int, trace: Path | None = None) -> None:
         self._tokenizer = load_tokenizer(MODEL)
         english = English(self._tokenizer.encode(TEXT.read_text(encoding="utf-8")), seed)
         self._solo_too = trace is None
         first = warm_up(english)  # the text is dealt out in this order, on which W's prompts depend
-        asked = batch(english, seed) if trace is None else cut(english, trace)
+        asked = batch(english, seed) if trace is None else cut(english, read_trace(trace), trace.stem)
         self.work = Work(first, asked, *_solo_work(english))
 
     def run(self, contestant: Contestant, slots: int, number: int, *, busy: bool, told: Callable[[str], None]) -> Run:

@@ -71,15 +71,15 @@ def batch(english: English, seed: int, requests: int = REQUESTS) -> Workload:
     return Workload(W, tuple(Job(english.piece(draw.randint(*PROMPTS)), output) for output in outputs))
 
 
-def cut(english: English, trace: Trace) -> Workload:
-    """Return the first requests of `trace` that aren't too long, with their lengths and in their order, but at once.
+def cut(english: English, trace: Trace, name: str) -> Workload:
+    """Return the first requests of a trace (of that name) that aren't too long: their lengths, in their order, but at once.
 
     Raises `SystemExit` if there are too few.
     """
     fit = [r for r in trace.requests if r.prompt_len <= CUT_PROMPT and r.output_len <= CUT_OUTPUT][:CUT_REQUESTS]
     if len(fit) < CUT_REQUESTS:
         raise SystemExit(f"the trace has only {len(fit)} requests of at most {CUT_PROMPT} + {CUT_OUTPUT} tokens")
-    return Workload("Trace", tuple(Job(english.piece(r.prompt_len), r.output_len) for r in fit))
+    return Workload(name, tuple(Job(english.piece(r.prompt_len), r.output_len) for r in fit))
 
 
 def one_stream(english: English) -> Workload:

@@ -75,10 +75,10 @@ class TestWork:
     def test_a_trace_is_cut_to_what_fits(self) -> None:
         lengths = [(16, 16), (1001, 9), (9, 257), *((1000, 256) for _ in range(60))]
         trace = Trace(tuple(TraceRequest(at, *both) for at, both in enumerate(lengths)))
-        work = cut(English(range(5000), 3), trace)
+        work = cut(English(range(5000), 3), trace, "recorded")
         assert [(len(job.prompt), job.output) for job in work.jobs] == [(16, 16), *((1000, 256) for _ in range(47))]
         with pytest.raises(SystemExit, match="has only 1 requests"):
-            cut(English(range(5000), 3), Trace(trace.requests[:3]))
+            cut(English(range(5000), 3), Trace(trace.requests[:3]), "recorded")
 
     def test_no_two_prompts_begin_alike(self) -> None:
         english = English(range(300), 1)
