@@ -7,7 +7,6 @@ its keys and its values, so that a token is written, and a block gathered, with 
 
 from paceline_kernels.attention import paged_attention
 from paceline_kernels.attention_batch import (
-    MASK_ROWS,
     MAX_GROUP_SLOTS,
     AttentionBatch,
     AttentionLayout,
@@ -17,6 +16,7 @@ from paceline_kernels.attention_batch import (
     PrefillSegment,
     SequenceSpan,
 )
+from paceline_kernels.causal_masks import MASK_ROWS
 from paceline_kernels.device_sampling import SamplingColumns, sampling_columns
 from paceline_kernels.dispatch import KERNELS, Op, kernels_in_use, use_kernels
 from paceline_kernels.linear import Linear

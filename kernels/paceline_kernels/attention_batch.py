@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from paceline_kernels.causal_masks import MASK_ROWS, CausalMasks
 from paceline_kernels.ints import int32s
 
 if TYPE_CHECKING:
     from paceline_kernels.triton_ops.attention_plan import PagedBatch
 
 __all__ = [
-    "MASK_ROWS",
     "MAX_GROUP_SLOTS",
     "AttentionBatch",
     "AttentionLayout",
@@ -33,8 +33,6 @@ _MAX_PADDING_BLOCKS = 16
 # Bounds the gather buffer: 32 k slots of 3 × 64 KV in float32 are 50 MB.
 MAX_GROUP_SLOTS = 32768
 _NOTHING = torch.empty(0, dtype=torch.int64)
-# Rows of the causal mask that chunks share: 512 rows of 8192 positions in float32 are 16 MB.
-MASK_ROWS = 512
 
 
 class SequenceSpan(NamedTuple):
@@ -156,7 +154,7 @@ class AttentionPlanner:
         self._device = device
         self._window = window
         self._native = native
-        self._causal: dict[int | None, torch.Tensor] = {}
+        self._masks = CausalMasks(dtype, device)
 
     def plan(self, spans: Sequence[SequenceSpan]) -> AttentionBatch:
         """Lay out `spans`; those of one token come first, best by falling context (less padding). Native kernels
@@ -220,20 +218,8 @@ class AttentionPlanner:
             skipped = 0 if window is None else max(0, end - rows - window + 1) // self._block_size
             context = end - skipped * self._block_size
             blocks = self._ids(np.asarray(span.blocks[skipped : _num_blocks(end, self._block_size)]))
-            mask = self._causal_tail(rows, context, window)
+            mask = self._masks.tail(rows, context, window)
             yield PrefillSegment(first + begin, first + begin + rows, context, blocks, mask)
-
-    def _causal_tail(self, rows: int, context: int, window: int | None) -> torch.Tensor:
-        """Return the mask [rows, context] of the last `rows` of `context` positions: a corner of one mask that grows."""
-        known = self._causal.get(window)
-        if known is None or known.shape[1] < context:
-            width = max(1 << (context - 1).bit_length(), MASK_ROWS)
-            # how far a column's position lies behind its row's
-            behind = torch.arange(width - MASK_ROWS, width)[:, None] - torch.arange(width)[None]
-            hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-            known = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf")).to(self._device)
-            self._causal[window] = known
-        return known[MASK_ROWS - rows :, known.shape[1] - context :]
 
     def _ids(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.astype(np.int64, copy=False)).to(self._device)
