@@ -221,7 +221,7 @@ class EngineClient:
     def _lose_all(self, text: str) -> None:
         """Fail every sequence that the dead engine had."""
         lost, self._live = list(self._live.values()), {}
-        self.state, self.gauges, self._stalled = EngineState.RESTARTING, Gauges(), 0.0
+        self.state, self.gauges, self._stalled, self.lag = EngineState.RESTARTING, Gauges(), 0.0, 0.0
         log_event("engine_died", how=text, lost_sequences=len(lost))
         self._listener.engine_died(lost)
         for sequence in lost:
@@ -257,8 +257,8 @@ class EngineClient:
             if (sequence := self._live.pop(ended.seq_id, None)) is not None:
                 self._listener.sequence_ended(sequence, ended)
                 sequence.end(ended)
-        if output.step is not None:
-            self.lag = now - output.step.end if self._live else 0.0  # nothing is left to be behind with
+        # without a step, or without anybody who waits for one, nothing is left to be behind with: no later step may come
+        self.lag = now - output.step.end if output.step is not None and self._live else 0.0
         self._listener.stepped(output.step, output.gauges, output.members)
         if output.members is not None and now > self._timeline_until:
             self._send_timeline(on=False)

@@ -98,22 +98,45 @@ def test_a_queue_that_is_full_by_count(start_runtime) -> None:
         assert [w.result().status_code for w in waiting] == [200, 200]
 
 
-def test_a_server_that_is_behind_takes_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def behind_by(seconds: float) -> tuple[EngineClient, Admission, StepStatistics]:
+    """A server that has just looked at a step that ended so long ago; sequence 1 goes on."""
     settings = RuntimeSettings(EngineSettings(None, {}), "m")
     knobs = KnobStore(Knobs())
     recorder = Recorder(RuntimeMetrics("m"), ObserveLog(), knobs, b"k", 1.0)
     client = EngineClient(settings.engine, knobs, recorder)
     admission = Admission(settings, knobs, client, Drain(0, 0, lambda: None), recorder)
     client.state = EngineState.READY
-    step = StepStatistics(time.monotonic() - 8.5, 0.01, 0, 1, 0, 1, 0)
+    step = StepStatistics(time.monotonic() - seconds, 0.01, 0, 1, 0, 1, 0)
     client._live[1] = LiveSequence(1, Submission("r", [1], SamplingParams(), 0.0), 0)
     client._stepped(StepOutput({1: (5,)}, [], Gauges(running=1), step))
+    return client, admission, step
+
+
+def ended_as(reason: FinishReason) -> SequenceEnded:
+    return SequenceEnded(1, reason, 1, time.monotonic(), parts=(0.0,) * len(PARTS))
+
+
+def test_a_server_that_is_behind_takes_nothing_new() -> None:
+    client, admission, step = behind_by(8.5)
     with pytest.raises(ApiError) as error:
         admission.check(CallOptions("r"))
-    ended = SequenceEnded(1, FinishReason.LENGTH, 1, time.monotonic(), parts=(0.0,) * len(PARTS))
-    client._stepped(StepOutput({}, [ended], Gauges(), step))
+    client._stepped(StepOutput({}, [ended_as(FinishReason.LENGTH)], Gauges(), step))
     assert admission.check(CallOptions("r")) == 0.0  # nothing is left to be behind with
     assert (error.value.status, error.value.code, error.value.headers["Retry-After"]) == (429, "overloaded", "9")
+
+
+def test_a_server_whose_clients_all_gave_up_is_not_behind_any_more() -> None:
+    """Aborts end in turns without a step, and no other step would come: nothing new is let in to cause one."""
+    client, admission, _ = behind_by(8.5)
+    client._stepped(StepOutput({}, [ended_as(FinishReason.ABORT)], Gauges()))
+    assert admission.check(CallOptions("r")) == 0.0
+
+
+def test_a_server_is_not_behind_with_what_a_dead_engine_said() -> None:
+    client, admission, _ = behind_by(8.5)
+    client._lose_all("was ended by signal SIGKILL")
+    client.state = EngineState.READY
+    assert admission.check(CallOptions("r")) == 0.0
 
 
 def test_hopeless_work_is_refused_before_it_waits(start_runtime) -> None:
