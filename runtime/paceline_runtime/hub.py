@@ -112,10 +112,10 @@ class _Download:
 
     def _fetch(self, commit: str, files: list[RepoSibling]) -> None:
         """Download and check what isn't here yet."""
-        missing = [file for file in files if not self._verified(file).exists()]
+        missing = [file for file in files if not self._is_here(commit, file)]
         if not missing:
             return
-        total = sum(file.size or 0 for file in missing)
+        total = sum(file.size or 0 for file in missing if not self._blob(file).exists())
         self._check_space(total)
         with progress_for(self._where, total) as progress, ThreadPoolExecutor(_WORKERS) as pool:
             for done in [pool.submit(self._fetch_one, commit, file, progress.advance) for file in missing]:
@@ -125,7 +125,7 @@ class _Download:
         mark = self._verified(file)
         mark.parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(mark.with_suffix(".lock")):  # API and engine process start at once
-            if mark.exists():
+            if self._is_here(commit, file):
                 return
             for _ in range(2):
                 if self._attempt(commit, file, advance):
@@ -137,12 +137,13 @@ class _Download:
     def _attempt(self, commit: str, file: RepoSibling, advance: Callable[[int], None]) -> bool:
         """Download one file; tell whether its checksum is right. A wrong one isn't kept."""
         if file.lfs:
-            part = self._part(file)
-            self._patiently(lambda: self._resume(commit, file, part, advance))
-            if not _intact(part, file):
-                part.unlink()
-                return False
-            part.replace(part.with_suffix(""))
+            if not self._blob(file).exists():
+                part = self._part(file)
+                self._patiently(lambda: self._resume(commit, file, part, advance))
+                if not _intact(part, file):
+                    part.unlink()
+                    return False
+                part.replace(self._blob(file))
             advance = _nowhere
         path = self._patiently(lambda: self._get(commit, file.rfilename, advance))
         if not _intact(path, file):
@@ -164,11 +165,19 @@ class _Download:
             http_get(url, stream, resume_size=have, headers=headers, expected_size=file.size, tqdm_class=_counter(advance))
 
     def _part(self, file: RepoSibling) -> Path:
-        """Return where a large file grows; without the suffix it is the library's own place for it."""
-        assert file.lfs is not None
-        blobs = _repository_folder(self._settings, self._repository) / "blobs"
-        blobs.mkdir(parents=True, exist_ok=True)
-        return blobs / f"{file.lfs.sha256}.part"
+        """Return where a large file grows."""
+        blob = self._blob(file)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        return blob.with_suffix(".part")
+
+    def _blob(self, file: RepoSibling) -> Path:
+        """Return the library's own place for the content of a file."""
+        return _repository_folder(self._settings, self._repository) / "blobs" / _content(file)
+
+    def _is_here(self, commit: str, file: RepoSibling) -> bool:
+        """Tell whether a file was checked and stands under this commit: its content may have come with another one."""
+        path = _local(self._settings, self._repository, commit, file.rfilename)
+        return self._verified(file).exists() and path.exists()
 
     def _get(self, commit: str, name: str, advance: Callable[[int], None]) -> Path:
         """Download a small file, or link a large one that is here."""
@@ -177,8 +186,7 @@ class _Download:
 
     def _verified(self, file: RepoSibling) -> Path:
         """Return the mark that says that a file was checked: reading 16 GB again at every start would take a minute."""
-        folder = _repository_folder(self._settings, self._repository)
-        return folder / ".paceline-verified" / (file.lfs.sha256 if file.lfs else str(file.blob_id))
+        return _repository_folder(self._settings, self._repository) / ".paceline-verified" / _content(file)
 
     def _remember(self, commit: str) -> None:
         """Keep what the revision meant, for offline starts."""
@@ -253,7 +261,7 @@ def _guarded(settings: HubSettings) -> Iterator[None]:
 def _cached(repository: str, revision: str, file: str | None, settings: HubSettings) -> Path | None:
     """Return the folder or file that is here from an earlier download, if it was whole."""
     ref = _repository_folder(settings, repository) / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
+    commit = (ref.read_text().strip() if ref.is_file() else "") or revision  # empty: a power cut while it was written
     path = _local(settings, repository, commit, file)
     return path if path.exists() else None
 
@@ -267,8 +275,13 @@ def _repository_folder(settings: HubSettings, repository: str) -> Path:
     return settings.cache / ("models--" + repository.replace("/", "--"))
 
 
+def _content(file: RepoSibling) -> str:
+    """Return what names the content of a file: SHA-256 of a large one, git's sum of a small one."""
+    return file.lfs.sha256 if file.lfs else str(file.blob_id)
+
+
 def _intact(path: Path, file: RepoSibling) -> bool:
-    """Tell whether a file has the server's checksum: SHA-256 of large ones, git's of small ones."""
+    """Tell whether a file has the server's checksum."""
     size = path.stat().st_size
     if file.size is not None and size != file.size:
         return False
@@ -277,4 +290,4 @@ def _intact(path: Path, file: RepoSibling) -> bool:
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
-    return digest.hexdigest() == (file.lfs.sha256 if file.lfs else file.blob_id)
+    return digest.hexdigest() == _content(file)

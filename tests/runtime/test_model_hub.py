@@ -122,6 +122,33 @@ def ranges(hub, name):
     return [range_ for method, path, range_ in hub.requests if method == "GET" and path.endswith(name)]
 
 
+def test_what_a_new_commit_left_alone_is_not_fetched_again_and_is_there(serve, monkeypatch):
+    hub = serve()
+    fetch(monkeypatch)
+    hub.commit, hub.files["config.json"] = "d" * 40, b'{"architectures": ["MistralForCausalLM"]}'
+    folder, _ = fetch(monkeypatch)
+    assert folder.name == hub.commit
+    assert hub.fetched() == {"config.json"}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: hub.files[name] for name in ("config.json", "tokenizer.json", "model.safetensors")
+    }
+
+
+def test_files_of_the_same_content_are_all_there(serve, monkeypatch):
+    hub = serve({**SHARDED, "model-2.safetensors": WEIGHTS, "tokenizer.json": b"{}"})
+    folder, _ = fetch(monkeypatch)
+    assert {path.name for path in folder.iterdir()} == set(hub.files) - {"consolidated.safetensors"}
+
+
+def test_what_another_program_has_removed_is_fetched_again(serve, monkeypatch):
+    serve()
+    folder, _ = fetch(monkeypatch)
+    for name in ("model.safetensors", "config.json"):
+        (folder / name).resolve().unlink()
+    assert (fetch(monkeypatch)[0] / "model.safetensors").read_bytes() == WEIGHTS
+    assert (folder / "config.json").read_bytes() == REPOSITORY["config.json"]
+
+
 @pytest.fixture
 def small_pieces(monkeypatch):
     """What was received in whole pieces (of 10 MB) is kept when a connection is cut."""
@@ -251,6 +278,16 @@ def test_offline_asks_nobody(serve, monkeypatch):
     with pytest.raises(ModelNotFound, match=r"at 'main' isn't in the cache .*, and HF_HUB_OFFLINE is set"):
         fetch(monkeypatch, "hf://org/other")
     assert hub.requests == []
+
+
+def test_a_note_that_was_cut_short_is_no_model(serve, monkeypatch, tmp_path):
+    serve()
+    fetch(monkeypatch)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (ref,) = (tmp_path / "cache").glob("*/refs/main")
+    ref.write_text("")
+    with pytest.raises(ModelNotFound, match="isn't in the cache"):
+        fetch(monkeypatch)
 
 
 def test_a_full_disk_is_named_before_anything_is_fetched(serve, monkeypatch):
