@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import zmq
 
+from paceline_runtime.logs import log_event
 from paceline_runtime.messages import AddSequence, GrammarsReady, encode
 from paceline_runtime.model_errors import GrammarError, ModelError
 from paceline_runtime.settings import EngineSettings
@@ -71,6 +73,9 @@ class GrammarQueue:
             found: GrammarMatcher | GrammarError = self._compiler.matcher(grammar)
         except ModelError as error:
             found = error if isinstance(error, GrammarError) else GrammarError(str(error))
+        except Exception as error:  # noqa: BLE001  # the library fails as it likes, and its client waits for an answer
+            log_event("grammar_failed", level=logging.ERROR, error=error)
+            found = GrammarError(f"the grammar library failed on it ({type(error).__name__}); the server's log says why")
         self._done.put((seq_id, found))
         self._wake.send(encode(GrammarsReady()))
 

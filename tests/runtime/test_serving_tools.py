@@ -6,15 +6,21 @@ import json
 from functools import cache
 
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher, LLTokenizer
+from serving_process import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline_runtime.chat_schema import ChatMessage, Function
 from paceline_runtime.grammar import GRAMMAR_LIMITS, choice_grammar, json_grammar, lark_grammar, regex_grammar
-from paceline_runtime.model_errors import GrammarError
+from paceline_runtime.grammar_queue import GrammarQueue
+from paceline_runtime.messages import AddSequence
+from paceline_runtime.model_errors import GrammarError, UnsupportedModel
+from paceline_runtime.sampling_params import SamplingParams
+from paceline_runtime.settings import EngineSettings
 from paceline_runtime.tool_formats import HERMES, LLAMA3, MISTRAL, ToolFormat, tool_format_of
 from paceline_runtime.tool_parser import CallDelta, Delta, ToolParser
 from paceline_runtime.tool_prompt import template_messages
@@ -262,3 +268,22 @@ def test_grammars_are_refused_in_words() -> None:
             make()
         assert 0 < len(str(caught.value)) <= 300 and "\n" not in str(caught.value)
     assert json_grammar({"$ref": "#"}) and choice_grammar(['"quoted"', "\\", "é"])
+
+
+@pytest.mark.parametrize("failure", [GrammarError("no end"), UnsupportedModel("no tokenizer"), ValueError("a bug")])
+def test_whatever_a_grammar_fails_with_its_sequence_gets_an_end(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_queue: GrammarQueue) -> None:
+        raise failure
+
+    monkeypatch.setattr(GrammarQueue, "_make_compiler", fail)
+    settings = EngineSettings("file:///m", {}, device="cpu")
+    message = AddSequence(7, [1], SamplingParams(grammar="any"), 0.0)
+    with zmq.Context() as context, context.socket(zmq.PULL) as inbox:
+        inbox.bind("inproc://grammars")
+        queue = GrammarQueue(settings, (0,), context)
+        queue.put(message)
+        assert inbox.poll(PATIENCE * 1000), "the loop isn't woken"
+        (taken,) = queue.take()
+        queue._thread.submit(queue._wake.close).result()
+    assert taken[0] == message
+    assert isinstance(taken[1], GrammarError)
