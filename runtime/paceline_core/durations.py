@@ -16,7 +16,8 @@ _MAX_LENGTH = 32
 
 
 def parse_duration(text: str) -> float:
-    """Return seconds for a Go-style duration (`50ms`, `1m30s`); `never` is infinite.
+    """Return seconds for a Go-style duration (`50ms`, `1m30s`) to the microsecond, as far as it can be written down again;
+    `never` is infinite.
 
     Raises `FormatError` for anything else, also for a bare number: a number without a unit is a guess.
     """
@@ -24,7 +25,7 @@ def parse_duration(text: str) -> float:
         return math.inf
     if not isinstance(text, str) or len(text) > _MAX_LENGTH or not _WHOLE.fullmatch(text):
         raise FormatError(f"{text!r} is not a duration: write a number and a unit, as in '50ms', '1.5s' or '2m'")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    return round(sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text)), 6)
 
 
 def format_duration(seconds: float) -> str:

@@ -125,7 +125,7 @@ class KnobSpec:
             return None
         try:
             parsed = _PARSERS[self.kind](value)
-        except (TypeError, ValueError, FormatError):
+        except (TypeError, ValueError, OverflowError, FormatError):
             remedy = f"give {_EXAMPLES[self.kind]}"
             raise KnobError((KnobViolation(self.name, value, f"type {self.kind}", remedy),)) from None
         violations = self.violations(parsed)
@@ -156,7 +156,7 @@ class KnobSpec:
 
     def _inside(self, value: float) -> bool:
         assert self.low is not None and self.high is not None, self.name
-        if math.isnan(value):
+        if value != value:  # NaN; `math.isnan` fails on a whole number that no float can hold
             return False
         if self.name == "staticFlush" and math.isinf(value):
             return value > 0

@@ -76,6 +76,23 @@ def test_a_value_past_its_bound_is_refused_with_field_value_bound_and_remedy(spe
         assert spec.violations((int(good),) if spec.kind == "ints" else good) == ()
 
 
+@pytest.mark.parametrize("name", ["maxNumSeqs", "kvMemoryFraction", "preferredBatchSizes"])
+def test_a_number_that_no_float_holds_is_refused_and_not_a_crash(name):
+    value = 10**400
+    with pytest.raises(KnobError, match=name):
+        Knobs().updated({name: [value] if name == "preferredBatchSizes" else value})
+
+
+@given(st.sampled_from(["sloTpot", "maxQueueDelay"]), st.floats(0, 3600), st.sampled_from(["us", "ms", "s"]))
+def test_a_duration_that_is_taken_can_be_told_again(name, number, unit):
+    """Engines, ConfigMaps and answers are given what was taken: it must not turn into 0 on the way."""
+    try:
+        knobs = Knobs().updated({name: f"{number:.9f}{unit}"})
+    except KnobError:
+        return
+    assert knobs_from_wire(knobs_to_wire(knobs)) == knobs
+
+
 def test_nan_is_refused_and_not_a_crash():
     with pytest.raises(KnobError, match="maxQueueDelay=nan"):
         Knobs(max_queue_delay=math.nan)
