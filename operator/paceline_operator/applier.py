@@ -20,7 +20,7 @@ from paceline_operator.contest import Contest, Contests, last_writer
 from paceline_operator.drift import drift, is_left_over, is_owned_by, project
 from paceline_operator.errors import ApiRefused, ApiUnavailable, ForeignObject
 from paceline_operator.metrics import Metrics
-from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, ROTATE, TOKENS, UPGRADE, base_name
+from paceline_operator.names import ADMIN_STAMP, APPLIED, KIND, RESTART_HASH, ROTATE, TOKENS, UPGRADE
 from paceline_operator.outcome import Applied, FetchState, Trouble
 from paceline_operator.pods import is_mounting
 from paceline_operator.render import missing_kinds, render
@@ -29,7 +29,7 @@ from paceline_operator.rotation import Salts, salts_of
 from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.store import Key, Store
-from paceline_operator.turns import Turns, in_turn, with_notes
+from paceline_operator.turns import Turns, has_turn, in_turn, with_notes
 from paceline_operator.upgrade import hold
 
 __all__ = ["Applier"]
@@ -68,11 +68,20 @@ class Applier:
             self._accepted.pop((key, kind), None)
             self._contests.forget((key, kind))
 
+    def pause(self, key: Key, uid: str) -> None:
+        """Note that nothing can be applied to a service for now."""
+        self.turns.pause(key, rolling=self._is_rolling(key, self._deployment(key, uid)))
+
+    def resume(self, key: Key, service: InferenceService) -> None:
+        """Give a service back the turn that it had under an earlier operator, if its pods still roll."""
+        live = self._deployment(key, service.uid)
+        if live is not None and has_turn(live) and self._is_rolling(key, live):
+            self.turns.keep(key, service.class_name)
+
     async def apply(self, key: Key, service: InferenceService, annotations: Mapping[str, str]) -> Applied:
         """Apply what differs. Raises `ApiUnavailable` if the API server can't be reached."""
         apis = self.cluster.apis
-        live = self.store.get(key, "Deployment", base_name(service.name))
-        live = live if live is not None and is_owned_by(live, service.uid) else None
+        live = self._deployment(key, service.uid)
         salts = self._salts(live, annotations.get(ROTATE, ""))
         upgrade = annotations.get(UPGRADE, "")
         secret, *others, fresh = render(service, self.settings, apis, upgrade=upgrade, salts=salts.accepted)
@@ -110,9 +119,16 @@ class Applier:
     def _in_turn(
         self, key: Key, service: InferenceService, deployment: Manifest, live: Manifest | None
     ) -> tuple[Manifest, bool]:
-        rollout = rollout_of(live, self.store.all(key, "Pod"))
-        rolling = rollout is not None and not rollout.complete
+        rolling = self._is_rolling(key, live)
         return in_turn(self.turns, key, service.class_name, deployment, live, rolling=rolling)
+
+    def _deployment(self, key: Key, uid: str) -> Manifest | None:
+        found = self.store.get(key, "Deployment", key.base)
+        return found if found is not None and is_owned_by(found, uid) else None
+
+    def _is_rolling(self, key: Key, live: Manifest | None) -> bool:
+        rollout = rollout_of(live, self.store.all(key, "Pod"))
+        return rollout is not None and not rollout.complete
 
     async def _apply_all(
         self, key: Key, service: InferenceService, secret: Manifest, children: list[Manifest], live: Manifest | None

@@ -97,6 +97,7 @@ class Controller:
         """List everything, then start the workers: what exists must be known before something seems to be missing."""
         while not await self._relist():  # noqa: ASYNC110  polls a server, not a flag of ours
             await asyncio.sleep(_START_RETRY)
+        self._reconciler.resume()
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
         jobs += [self._work(self._class_queue, self._report_class)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import time
@@ -74,6 +75,14 @@ class Reconciler:
         turns = Turns(self.settings.class_rollouts, self.wake)
         self.applier = Applier(self.settings, self.cluster, self.store, self.metrics, self.clock, turns)
 
+    def resume(self) -> None:
+        """Go on where an earlier operator ended, once everything is listed and before the first pass."""
+        for key in self.store:
+            body = self.store.service(key)
+            if body is not None:
+                with suppress(SpecError):  # its own pass tells
+                    self.applier.resume(key, self.acceptor.accept(key, body))
+
     async def reconcile(self, key: Key, knobs: Mapping[str, PodKnobs]) -> Pass:
         """Do one pass. Raises `ApiUnavailable` if the API server can't be reached: nothing is known then."""
         body = self.store.service(key)
@@ -85,6 +94,7 @@ class Reconciler:
         try:
             service = self.acceptor.accept(key, body)
         except SpecError as error:
+            self.applier.pause(key, body["metadata"]["uid"])
             await self._report(key, body, knobs, refusal=error)
             return Pass()
         found = await self._effective(key, service)

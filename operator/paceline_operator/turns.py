@@ -15,7 +15,7 @@ from paceline_operator.names import INPUTS, OWN, TURN
 from paceline_operator.store import Key
 from paceline_operator.upgrade import held_back, recorded
 
-__all__ = ["Turns", "in_turn", "with_notes"]
+__all__ = ["Turns", "has_turn", "in_turn", "with_notes"]
 
 
 class Turns:
@@ -33,6 +33,7 @@ class Turns:
             self._waiting[key] = cls
             return False
         self._rolling[key] = cls
+        self._wake_next(cls)  # several places may have come free before the first who was woken got here
         return True
 
     def keep(self, key: Key, cls: str) -> None:
@@ -42,15 +43,30 @@ class Turns:
 
     def end(self, key: Key) -> None:
         """Note that the service has no turn (any more) and needs none; wake the next of its class."""
-        self._waiting.pop(key, None)
-        cls = self._rolling.pop(key, None)
-        following = next((other for other, of in self._waiting.items() if of == cls), None) if cls is not None else None
-        if following is not None:
+        waited, rolled = self._waiting.pop(key, None), self._rolling.pop(key, None)
+        cls = waited if rolled is None else rolled
+        if cls is not None:  # who waited may have been woken for a place that it leaves to others
+            self._wake_next(cls)
+
+    def pause(self, key: Key, *, rolling: bool) -> None:
+        """Note that nothing can be applied to the service for now: it keeps a turn only while its pods are `rolling`."""
+        if not (rolling and key in self._rolling):
+            self.end(key)
+
+    def _wake_next(self, cls: str) -> None:
+        following = next((other for other, of in self._waiting.items() if of == cls), None)
+        if following is not None and self.count(cls) < self._most:
             self._wake(following)
 
     def count(self, cls: str) -> int:
         """Return how many services of a class roll."""
         return sum(of == cls for of in self._rolling.values())
+
+
+def has_turn(live: Mapping[str, Any]) -> bool:
+    """Return whether the template that a live Deployment has came in a turn."""
+    have = live["metadata"].get("annotations") or {}
+    return TURN in have and have[TURN] == have.get(INPUTS)
 
 
 def in_turn(

@@ -120,6 +120,46 @@ async def test_an_edit_of_the_service_itself_does_not_wait(fleet):
     assert "d" in fleet.rolled("registry/x:2")
 
 
+async def test_places_that_come_free_together_are_all_taken(fleet):
+    fleet.changes("2", defaults={"image": "registry/x:2"})
+    await fleet.run(*NAMES)
+    for name in ("a", "b"):
+        fleet.status(name, ready=True)
+    await fleet.run("a", "b")  # both, before whoever was woken by the first gets a worker
+    while fleet.woken:
+        key = fleet.woken[0]
+        fleet.woken[:] = [other for other in fleet.woken if other != key]  # as a queue does
+        await fleet.run(key.base)
+    assert fleet.rolled("registry/x:2") == NAMES
+
+
+@pytest.mark.parametrize("fate", ["broken", "deleted"])
+async def test_who_can_not_use_a_turn_passes_it_on(fleet, fate):
+    fleet.changes("2", defaults={"image": "registry/x:2"})
+    await fleet.run(*NAMES)
+    fleet.status("a", ready=True)
+    await fleet.run("a")
+    assert fleet.woken == [Key("team-a", "c")]
+    if fate == "broken":
+        fleet.service("c", replicas="many")
+    else:
+        fleet.store.remove("InferenceService", fleet.cluster.objects["InferenceService", "c"])
+    await fleet.run("c")
+    assert fleet.woken[1:] == [Key("team-a", "d")]
+
+
+async def test_a_spec_that_is_broken_while_it_rolls_keeps_its_turn_no_longer_than_its_pods_need(fleet):
+    fleet.changes("2", defaults={"image": "registry/x:2"})
+    await fleet.run(*NAMES)
+    fleet.status("a", ready=False)
+    fleet.service("a", replicas="many")
+    await fleet.run("a")
+    assert fleet.woken == []
+    fleet.status("a", ready=True)
+    await fleet.run("a")
+    assert fleet.woken == [Key("team-a", "c")]
+
+
 async def test_live_knobs_reach_everybody_at_once_and_roll_nobody(fleet):
     before = fleet.images()
     fleet.changes("2", defaults={"image": "registry/x:1", "batching": {"maxNumSeqs": 7}})
@@ -138,11 +178,12 @@ async def test_a_new_operator_knows_whose_turn_it_is(fleet):
         fleet.status(name, ready=False)
     fresh = Fleet(fleet=fleet)
     fresh.changes("2", defaults={"image": "registry/x:2"})
-    await fresh.run(*NAMES)
+    fresh.reconciler.resume()
+    await fresh.run(*reversed(NAMES))  # passes come in any order
     assert fresh.rolled("registry/x:2") == ["a", "b"]
     fresh.status("b", ready=True)
     await fresh.run("b")
-    assert fresh.woken == [Key("team-a", "c")]
+    assert fresh.woken == [Key("team-a", "d")]
 
 
 async def test_a_service_that_is_deleted_frees_its_turn(fleet):
