@@ -62,6 +62,7 @@ class Controller:
         self._verify: set[Key] = set()
         self._gap = asyncio.Event()
         self._complaint = ""
+        self._unwatched = False  # the server serves other kinds than those that are watched
         self._tasks: list[asyncio.Task[None]] = []
         self.started = False  # everything has been listed, and workers are at it
         self.on_apis: Callable[[], Awaitable[None]] = _nothing  # called when the API server serves other kinds than before
@@ -101,7 +102,8 @@ class Controller:
         jobs = [self._work(self._queue, self._reconcile) for _ in range(self._settings.workers)]
         jobs += [self._work(self._knob_queue, self._sync_knobs) for _ in range(self._settings.workers)]
         jobs += [self._work(self._class_queue, self._report_class)]
-        jobs += [self._watch_gaps(), self._verify_periodically(), self._discover_periodically(), self._tuner.run()]
+        loops = (self._watch_gaps, self._verify_periodically, self._discover_periodically)
+        jobs += [*map(self._keep_on, loops), self._tune()]
         self._tasks = [asyncio.create_task(job) for job in jobs]
         self.started = True
 
@@ -115,6 +117,23 @@ class Controller:
         self._class_queue.close()
         await self._admin.close()
         self._cluster.close()
+
+    async def _keep_on(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run a loop whose end nobody would notice: what it fails with is told, and it begins anew."""
+        while True:
+            try:
+                await loop()
+            except Exception as error:  # a bug in one round must not be the last round
+                logger.exception("a loop of the operator failed, it begins anew")
+                self._metrics.errors.labels(type(error).__name__).inc()
+            await asyncio.sleep(_START_RETRY)
+
+    async def _tune(self) -> None:
+        try:
+            await self._tuner.run()
+        except Exception as error:
+            logger.exception("tuning has ended: start the operator anew")
+            self._metrics.errors.labels(type(error).__name__).inc()
 
     async def _work(self, queue: WorkQueue[K], job: Callable[[K], Awaitable[bool]]) -> None:
         while True:
@@ -251,10 +270,13 @@ class Controller:
 
     async def _discover(self) -> None:
         """See which kinds the API server has; if that has changed, watch them and look at every service again."""
-        if not await self._cluster.discover() or not self._tasks:
+        if await self._cluster.discover() and self._tasks:
+            logger.info("the API server serves other kinds now: %s", ", ".join(sorted(self._cluster.apis.versions)))
+            self._unwatched = True
+        if not self._unwatched:
             return
-        logger.info("the API server serves other kinds now: %s", ", ".join(sorted(self._cluster.apis.versions)))
         await self.on_apis()
+        self._unwatched = False
         self._gap.set()
         for key in self._store:
             self._queue.add(key)

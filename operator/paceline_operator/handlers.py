@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import aiohttp
 import kopf
 from kopf._cogs.clients import scanning  # kopf has no public way to look for resources again without watching CRDs
+from kopf._cogs.clients.errors import APIError, APISessionClosed
 from kopf._cogs.structs.references import Insights
 from kopf._core.reactor.observation import revise_resources
 from kubernetes import client
@@ -18,6 +20,7 @@ from kubernetes import client
 from paceline_operator.api_kinds import WATCHED
 from paceline_operator.cluster import load_configuration
 from paceline_operator.controller import Controller
+from paceline_operator.errors import ApiUnavailable
 from paceline_operator.names import CLASS_KIND, CLASS_PLURAL, GROUP, KIND, PLURAL, SERVICE_LABEL, VERSION
 
 __all__ = ["make_registry", "make_settings", "watch_new_kinds"]
@@ -91,9 +94,12 @@ def make_registry(controller: Controller, *, classes: bool) -> kopf.OperatorRegi
 
 
 async def watch_new_kinds(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, insights: Insights) -> None:
-    """Make kopf watch what the API server serves now; what it watches already goes on."""
+    """Make kopf watch what the API server serves now; what it watches already goes on. Raises `ApiUnavailable`."""
     groups = {group for group, _ in WATCHED} | {GROUP}
-    found = await scanning.scan_resources(settings=settings, groups=groups, logger=logger)
+    try:
+        found = await scanning.scan_resources(settings=settings, groups=groups, logger=logger)
+    except (APIError, APISessionClosed, aiohttp.ClientError, TimeoutError) as error:
+        raise ApiUnavailable(f"what the API server serves can't be listed for the watches: {error}") from error
     async with insights.revised:
         revise_resources(group=None, insights=insights, registry=registry, resources=found)
         insights.revised.notify_all()

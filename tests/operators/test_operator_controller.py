@@ -4,7 +4,10 @@ import asyncio
 import itertools
 import logging
 
+import aiohttp
+import kopf
 import pytest
+from kopf._cogs.structs.references import Insights
 from operator_fakes import FakeCluster
 from operator_kit import MINIMAL, body, service, settings
 from operator_pods import running
@@ -12,7 +15,7 @@ from operator_pods import running
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_core.wire import KnobsDocument
 from paceline_operator import __main__ as command
-from paceline_operator import workqueue
+from paceline_operator import handlers, workqueue
 from paceline_operator.controller import Controller
 from paceline_operator.errors import AdminError, ApiRefused, ApiUnavailable
 from paceline_operator.metrics import Metrics
@@ -183,6 +186,50 @@ async def test_a_deleted_service_is_forgotten(loop):
     await eventually(lambda: cluster.status("chat"))
     controller.observe("InferenceService", {"type": "DELETED", "object": cluster.objects.pop(("InferenceService", "chat"))})
     await eventually(lambda: controller.known_services == 0)
+
+
+async def test_new_kinds_are_watched_also_if_the_server_is_away_when_they_come(loop, monkeypatch):
+    controller, cluster, _, _ = loop
+    served, asked = [True], []
+
+    async def discover():
+        return bool(served) and served.pop()
+
+    async def watch():
+        asked.append(None)
+        if len(asked) < 3:
+            raise ApiUnavailable("away")
+
+    await controller.start()
+    controller.on_apis = watch
+    monkeypatch.setattr(cluster, "discover", discover)
+    await eventually(lambda: len(asked) == 3)
+    await asyncio.sleep(0.2)  # four times this test's resync
+    assert len(asked) == 3
+
+
+async def test_a_bug_in_one_round_is_not_the_last_round(loop, monkeypatch, caplog):
+    controller, cluster, _, metrics = loop
+    caplog.set_level(logging.CRITICAL)
+    rounds = []
+
+    async def discover():
+        rounds.append(None)
+        raise ZeroDivisionError("a bug")
+
+    await controller.start()
+    monkeypatch.setattr(cluster, "discover", discover)
+    await eventually(lambda: len(rounds) > 2)
+    assert metrics.errors.labels("ZeroDivisionError")._value.get() >= 2
+
+
+async def test_a_server_that_fails_while_kinds_are_looked_for_is_unavailable(monkeypatch):
+    async def scan(**_):
+        raise aiohttp.ClientConnectionError("reset")
+
+    monkeypatch.setattr(handlers.scanning, "scan_resources", scan)
+    with pytest.raises(ApiUnavailable, match="reset"):
+        await handlers.watch_new_kinds(kopf.OperatorRegistry(), handlers.make_settings(), Insights())
 
 
 @pytest.mark.parametrize(
