@@ -38,9 +38,7 @@ class WaitingQueue:
 
     def push(self, seq: SequenceState, *, patient: bool = False) -> None:
         """Add a waiting sequence (new or preempted); `patient` ones count as waiting since their arrival, as new ones do."""
-        self._tickets += 1
-        seq.ticket = self._tickets  # an entry left from an earlier wait of the same sequence is void
-        heapq.heappush(self._heap, (self._key(seq), seq.ticket, seq))
+        self._enter(seq)
         self._size += 1
         if patient or not seq.preemptions:
             self._arrive(seq)
@@ -74,7 +72,9 @@ class WaitingQueue:
         if self._since_patient < TURN or now < oldest.request.arrival + PATIENCE:
             return best
         oldest.out_of_turn = True
-        oldest.priority = min(oldest.priority, best.priority)  # also as a victim it counts as what it goes before
+        if oldest.priority > best.priority:
+            oldest.priority = best.priority  # also as a victim it counts as what it goes before
+            self._enter(oldest)  # and in the queue: else what makes way for it would come back before it, for ever
         return oldest
 
     def first_may_change(self) -> bool:
@@ -87,6 +87,12 @@ class WaitingQueue:
         while self._arrivals and self._arrivals[0].stage is not Stage.WAITING:
             self._arrivals.popleft()
         return self._arrivals[0] if self._arrivals else None
+
+    def _enter(self, seq: SequenceState) -> None:
+        """Give a waiting sequence its place; an entry left from an earlier wait or another priority is void."""
+        self._tickets += 1
+        seq.ticket = self._tickets
+        heapq.heappush(self._heap, (self._key(seq), seq.ticket, seq))
 
     def _arrive(self, seq: SequenceState) -> None:
         """Note an arrival; behind one that waits long, those that came later and left are dropped in bulk."""

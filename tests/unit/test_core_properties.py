@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline_core.knobs import Knobs, Strategy
-from paceline_core.request import FinishReason, Request
+from paceline_core.request import BATCH_PRIORITY, FinishReason, Request
 from paceline_core.step_time import StepModel
+from paceline_core.waiting import PATIENCE
 
 BLOCK = 4
 MAX_LEN = 96
@@ -59,12 +60,13 @@ def new_requests(draw: st.DrawFn) -> dict[str, Any]:
         "tokens": tokens,
         "prompt_len": len(tokens),
         "max_tokens": draw(st.sampled_from([1, 2, 7, 25, 500])),
-        "priority": draw(st.integers(-1, 1)),
+        "priority": draw(st.sampled_from([-1, 0, 1, BATCH_PRIORITY, BATCH_PRIORITY, BATCH_PRIORITY + 1])),
         "deadline": draw(st.sampled_from([None, None, 2.0, 60.0])),
         "salt": draw(st.sampled_from([0, 0, 9])),
         "stop_token_ids": draw(st.sampled_from([frozenset(), frozenset({3, 11})])),
         "min_tokens": draw(st.sampled_from([0, 4])),
         "draftable": draw(st.sampled_from([True, True, False])),
+        "read_cache": draw(st.sampled_from([True, True, True, False])),
     }
 
 
@@ -73,11 +75,13 @@ events = st.one_of(
     st.tuples(st.just("add"), new_requests()),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
+    st.tuples(st.just("plan"), st.none()),
+    st.tuples(st.just("result"), st.none()),
     st.tuples(st.just("abort"), st.integers(0, 30)),
     st.tuples(st.just("knobs"), knob_sets),
     st.tuples(st.just("rollback"), st.none()),
     st.tuples(st.just("resize"), st.sampled_from([3, 6, 24, 40, 80])),
-    st.tuples(st.just("wait"), st.sampled_from([0.5, 20.0])),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 20.0, PATIENCE + 1])),
     st.tuples(st.just("model"), st.sampled_from([None, MODEL])),
 )
 
@@ -92,6 +96,12 @@ def apply(driver: Driver, kind: str, value: Any, seq_id: int) -> None:
         case "steps":
             for _ in range(value):
                 driver.step()
+        case "plan":  # what comes next finds it in flight
+            if len(driver.flights) < driver.depth:
+                driver.schedule()
+        case "result":
+            if driver.flights:
+                driver.complete()
         case "abort":
             driver.abort(value)
         case "knobs":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from core_oracle import Driver
 
 from paceline_core.knobs import Knobs, Strategy
 from paceline_core.plan import StepResult
 from paceline_core.request import BATCH_PRIORITY, FinishReason, Request
 from paceline_core.scheduler import Scheduler
 from paceline_core.step_time import StepModel
+from paceline_core.waiting import PATIENCE
 from paceline_sim import Result, Trace, TraceRequest, simulate
 
 # 10 ms and 2 ms per decoding sequence: 15 decodes take 40 ms
@@ -89,6 +91,28 @@ def test_batch_work_that_made_way_is_served_after_a_while() -> None:
     last = result.outcomes[0].last_token
     assert last is not None
     assert last < 120 < result.duration
+
+
+def test_batch_work_that_has_lost_its_patience_and_batch_work_that_runs_do_not_swap_for_ever() -> None:
+    """The patient one gets the priority of the urgent one that it goes before. That one leaves before there is memory: the
+    patient one must then go before what made way for it, also without it."""
+    knobs = Knobs(strategy=Strategy.ITERATION, max_num_seqs=1, max_num_batched_tokens=8, block_size=4, prefix_caching=False)
+    driver = Driver(knobs, num_blocks=10, depth=2)
+
+    def add(seq_id: int, prompt: int, priority: int, output: int) -> None:
+        request = Request(seq_id, prompt, output, driver.now, priority, tokens=[seq_id] * prompt)
+        assert driver.add(request)
+
+    add(0, 16, BATCH_PRIORITY, 20)
+    driver.step()
+    add(1, 28, BATCH_PRIORITY, 4)
+    add(2, 4, 0, 4)
+    driver.now = PATIENCE + 1
+    driver.schedule()  # 0 makes way for 1, whose blocks are still read by the plan in flight
+    driver.abort(2)
+    driver.drain(max_steps=200)
+    assert [driver.ended[i].output_len for i in (0, 1)] == [20, 4]
+    assert driver.scheduler.gauges().preemptions == 1
 
 
 @pytest.mark.parametrize("depth", [1, 2])
