@@ -75,8 +75,7 @@ events = st.one_of(
     st.tuples(st.just("add"), new_requests()),
     st.tuples(st.just("steps"), st.integers(1, 12)),
     st.tuples(st.just("steps"), st.integers(1, 12)),
-    st.tuples(st.just("plan"), st.none()),
-    st.tuples(st.just("result"), st.none()),
+    st.tuples(st.just("steps"), st.sampled_from(["plan", "result"])),
     st.tuples(st.just("abort"), st.integers(0, 30)),
     st.tuples(st.just("knobs"), knob_sets),
     st.tuples(st.just("rollback"), st.none()),
@@ -84,6 +83,19 @@ events = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from([0.5, 20.0, PATIENCE + 1])),
     st.tuples(st.just("model"), st.sampled_from([None, MODEL])),
 )
+
+
+def take_steps(driver: Driver, value: Any) -> None:
+    """Take some steps, or half of one: what happens next finds a plan in flight, or none."""
+    if value == "plan":
+        if len(driver.flights) < driver.depth:
+            driver.schedule()
+    elif value == "result":
+        if driver.flights:
+            driver.complete()
+    else:
+        for _ in range(value):
+            driver.step()
 
 
 def apply(driver: Driver, kind: str, value: Any, seq_id: int) -> None:
@@ -94,14 +106,7 @@ def apply(driver: Driver, kind: str, value: Any, seq_id: int) -> None:
             deadline = None if value["deadline"] is None else driver.now + value["deadline"]
             driver.add(Request(seq_id=seq_id, arrival=driver.now, **{**value, "deadline": deadline}))
         case "steps":
-            for _ in range(value):
-                driver.step()
-        case "plan":  # what comes next finds it in flight
-            if len(driver.flights) < driver.depth:
-                driver.schedule()
-        case "result":
-            if driver.flights:
-                driver.complete()
+            take_steps(driver, value)
         case "abort":
             driver.abort(value)
         case "knobs":
