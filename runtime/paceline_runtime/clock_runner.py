@@ -43,7 +43,7 @@ class ClockRunner:
         self._prompt_len: dict[int, int] = {}
         self._wants_logprobs: set[int] = set()
         self._wants_prompt: set[int] = set()  # log-probabilities of the prompt, not given yet
-        self._queue: deque[tuple[StepPlan, float]] = deque()
+        self._queue: deque[tuple[ModelStepResult, float]] = deque()  # with the modelled end
         self._free_at = 0.0
 
     def add(self, seq_id: int, prompt_tokens: Sequence[int], params: SamplingParams, matcher: object = None) -> None:
@@ -60,14 +60,20 @@ class ClockRunner:
             self._prompt_len.pop(seq_id, None)
             self._wants_logprobs.discard(seq_id)
             self._wants_prompt.discard(seq_id)
-        self._free_at = max(self._now(), self._free_at) + self._duration(plan)
-        self._queue.append((plan, self._free_at))
+        seconds = self._duration(plan)
+        self._free_at = max(self._now(), self._free_at) + seconds
+        # told now: when its turn comes, the next plan may have removed a sequence that this one names
+        self._queue.append((self._told(plan, seconds), self._free_at))
 
     def collect(self) -> ModelStepResult:
         """Sleep until the oldest plan's modelled end and return its tokens."""
-        plan, end = self._queue.popleft()
+        result, end = self._queue.popleft()
         if (left := end - self._now()) > 0:
             self._sleep(left)
+        return result
+
+    def _told(self, plan: StepPlan, seconds: float) -> ModelStepResult:
+        """Return what comes of a plan, which doesn't depend on when."""
         tokens = {s.seq_id: (self._token(s.seq_id, s.start + s.num_tokens),) for s in plan.scheduled if s.samples}
         # a clock is sure of what it says: the log-probability of every token is 0
         certain = (TokenLogprobs(0.0),)
@@ -75,7 +81,7 @@ class ClockRunner:
         wanted = self._wants_prompt.intersection(tokens)
         self._wants_prompt -= wanted
         prompts = {i: PromptReport(certain * (self._prompt_len[i] - 1)) for i in wanted}
-        return ModelStepResult(tokens, self._duration(plan), logprobs, prompts)
+        return ModelStepResult(tokens, seconds, logprobs, prompts)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -451,6 +451,18 @@ def test_steps_take_their_modelled_time_one_after_another() -> None:
     assert time.now == pytest.approx(103.0)
 
 
+def test_a_sequence_that_leaves_while_the_clock_works_on_it_harms_nobody() -> None:
+    """With two plans in flight the second tells the runner to forget what the first one still names."""
+    eng = engine(FakeTime(), depth=2)
+    for seq_id in (1, 2):
+        add(eng, seq_id, 6)
+    count = len(eng.turn().tokens[2])
+    eng.abort(1)
+    while eng.has_work:
+        count += len(eng.turn().tokens.get(2, ()))
+    assert count == 6
+
+
 def test_a_new_share_of_memory_resizes_the_pool_while_sequences_run() -> None:
     time = FakeTime()
     eng = engine(time)
