@@ -12,6 +12,7 @@ from typing import Any
 import urllib3
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
+from kubernetes.config import ConfigException
 
 from paceline_operator.errors import ApiRefused
 
@@ -41,6 +42,8 @@ class Answer:
         try:
             data = json.loads(text)
         except ValueError:
+            data = None
+        if not isinstance(data, dict):  # whoever said that stands between us and the API server
             return cls(status if status >= 300 else 502, text[:200].decode(errors="replace"), None, retry_after)
         message = str(data.get("message", ""))
         if status == 500 and message.startswith(_MISTYPED):
@@ -68,11 +71,12 @@ def send(
 ) -> Answer:
     """Send one request and return what came of it; never raises for what the server or the network does."""
     headers = {"Accept": "application/json"} | ({"Content-Type": content_type} if body is not None else {})
-    request = api.param_serialize(verb, path, {}, query or [], headers, body, auth_settings=["BearerToken"])
     try:
+        # reads the token anew now and then, from a file that a kubelet replaces
+        request = api.param_serialize(verb, path, {}, query or [], headers, body, auth_settings=["BearerToken"])
         response = api.call_api(*request, _request_timeout=timeout)
         text = response.read()  # type: ignore[no-untyped-call]
-    except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
+    except (ApiException, ConfigException, urllib3.exceptions.HTTPError, OSError) as error:
         return Answer(int(getattr(error, "status", 0) or 0), str(error))
     retry_after = response.headers.get("Retry-After", "")
     return Answer.of(response.status, text, float(retry_after) if retry_after.isdigit() else None)

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 
 import pytest
 from kubernetes import client
+from kubernetes.config import ConfigException
 from operator_fakes import ALL_APIS
 from operator_kit import service, settings
 
@@ -95,6 +96,23 @@ async def test_a_lasting_trouble_ends_with_its_words(api, server):
     with pytest.raises(ApiUnavailable, match="etcd is gone"):
         await api.get("Pod", "a", "b")
     assert len(server.requests) == 5
+
+
+@pytest.mark.parametrize("text", ["Bad Gateway", [], None])
+async def test_json_that_is_no_object_is_a_passing_trouble(api, server, text):
+    server.answers = [(200, text, {}), (200, {"kind": "Deployment"}, {})]
+    assert await api.get("Deployment", "a", "b") == {"kind": "Deployment"}
+
+
+async def test_a_token_that_can_not_be_read_for_a_moment_is_a_passing_trouble(api, server):
+    def refresh(configuration):
+        configuration.refresh_api_key_hook = None
+        raise ConfigException("Token file exists but empty.")
+
+    server.answers = [(200, {"kind": "Deployment"}, {})]
+    api._client.configuration.api_key = {"BearerToken": "x", "authorization": "x"}  # its name differs between versions
+    api._client.configuration.refresh_api_key_hook = refresh
+    assert await api.get("Deployment", "a", "b") == {"kind": "Deployment"}
 
 
 async def test_a_body_that_is_no_json_is_a_passing_trouble(api, server):
