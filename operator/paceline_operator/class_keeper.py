@@ -23,20 +23,26 @@ class ClassKeeper:
         self.book = ClassBook()
         self._cluster = cluster
         self._bodies: dict[str, Body] = {}
+        self._told: set[str] = set()  # names that a watch has told of since the last list was asked for
 
     def observe(self, event: Mapping[str, Any]) -> bool:
         """Take one watch event; return whether services have to be looked at."""
         body = event["object"]
         name = body["metadata"]["name"]
+        self._told.add(name)
         if event["type"] == "DELETED":
             self._bodies.pop(name, None)
             return self.book.remove(name)
         self._bodies[name] = body
         return self.book.put(body)
 
-    def replace(self, bodies: Iterable[Body]) -> bool:
-        """Make the classes those of a fresh list; return whether services have to be looked at."""
-        self._bodies = {body["metadata"]["name"]: body for body in bodies}
+    async def relist(self) -> bool:
+        """Make the classes those that the API server has, but for what a watch tells meanwhile, which is newer than the
+        list; return whether services have to be looked at. Raises `ApiUnavailable`, `ApiRefused`."""
+        self._told.clear()
+        listed = {body["metadata"]["name"]: body for body in await self._cluster.classes()}
+        told = {name: body for name, body in self._bodies.items() if name in self._told}
+        self._bodies = {name: body for name, body in listed.items() if name not in self._told} | told
         return self.book.replace(self._bodies.values())
 
     def names(self) -> list[str]:

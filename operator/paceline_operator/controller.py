@@ -239,7 +239,7 @@ class Controller:
 
     async def _relist_classes(self) -> None:
         if self._settings.use_classes:
-            if self._classes.replace(await self._cluster.classes()):
+            if await self._classes.relist():
                 for key in self._store:
                     self._queue.add(key)
             for name in self._classes.names():

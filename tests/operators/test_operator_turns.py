@@ -10,6 +10,7 @@ from operator_world import reconciler
 from test_operator_class import cls
 
 from paceline_operator.class_keeper import ClassKeeper, concerned
+from paceline_operator.errors import SpecError
 from paceline_operator.store import Key, Store
 from paceline_operator.turns import Turns
 
@@ -228,6 +229,30 @@ async def test_a_class_gets_a_status_of_its_own_once():
     await keeper.report("gpu")
     await keeper.report("other")
     assert cluster.calls == []
+
+
+async def test_a_list_of_classes_never_replaces_what_a_watch_told_since_it_was_asked_for():
+    cluster = FakeCluster()
+    keeper = ClassKeeper(cluster)
+    for name in ("a", "b", "c", "d"):
+        keeper.observe({"type": "ADDED", "object": cls({}, name=name, version="1")})
+    changed, made = cls({"defaults": {"image": "registry/x:2"}}, name="a", version="2"), cls({}, name="e", version="3")
+
+    async def classes():
+        listed = [cls({}, name=name, version="1") for name in ("a", "b", "c")]  # d went, and nobody was told
+        keeper.observe({"type": "MODIFIED", "object": changed})
+        keeper.observe({"type": "ADDED", "object": made})
+        keeper.observe({"type": "DELETED", "object": listed[1]})
+        return listed
+
+    cluster.classes = classes
+    assert await keeper.relist()
+    assert sorted(keeper.names()) == ["a", "c", "e"]
+    assert keeper.book.of(body(MINIMAL | {"className": "a"})).defaults == {"image": "registry/x:2"}
+    assert keeper.book.of(body(MINIMAL | {"className": "e"}))
+    for name in ("b", "d"):
+        with pytest.raises(SpecError, match="no such InferenceClass"):
+            keeper.book.of(body(MINIMAL | {"className": name}))
 
 
 def test_only_services_that_a_class_may_concern_are_looked_at():
