@@ -138,7 +138,7 @@ class NodeAgent:
         self._addresses.retain(set(alive))
         await asyncio.to_thread(self._clean_up, alive)
         self._adopted = True
-        for pod in alive.values():
+        for pod in list(self._pods.items.values()):  # as they are now: some have come and gone during the clean-up
             self._on_pod("ADDED", pod)
 
     def _clean_up(self, alive: dict[str, Manifest]) -> None:

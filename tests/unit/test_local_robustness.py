@@ -9,13 +9,14 @@ import os
 import pytest
 
 from paceline_local import events as events_module
+from paceline_local.addresses import Network
 from paceline_local.client import Listing
 from paceline_local.container import ContainerRunner, Launch
 from paceline_local.container_state import Waiting
 from paceline_local.errors import ApiUnavailable, ConfigMissing
 from paceline_local.events import EventRecorder
 from paceline_local.mirror import Mirror
-from paceline_local.node import _unplaceable
+from paceline_local.node import NodeAgent, _unplaceable
 from paceline_local.pod import NodeFacts, PodWorker
 from paceline_local.probes import Target
 from paceline_local.resources import PODS
@@ -54,6 +55,25 @@ def pod(name="web", **spec):
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1"}
     container = {"name": "c", "command": ["true"]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": [container]} | spec}
+
+
+async def test_pods_that_come_and_go_while_a_new_agent_cleans_up_are_not_missed(tmp_path, monkeypatch):
+    state = StateDir(tmp_path)
+    state.pods.mkdir()
+    agent = NodeAgent(Client(), state, Network(200), None)
+    agent._pods.items["default/old"] = pod("old")
+    agent._pods.synced.set()
+
+    def clean_up(alive):
+        assert set(alive) == {"uid-old"}
+        del agent._pods.items["default/old"]
+        agent._pods._apply("ADDED", pod("new"))
+
+    seen = []
+    monkeypatch.setattr(agent, "_clean_up", clean_up)
+    monkeypatch.setattr(agent, "_bind", lambda pod: asyncio.sleep(0, seen.append(pod["metadata"]["name"])))
+    await agent._adopt()
+    assert seen == ["new"]
 
 
 async def test_an_event_that_repeats_quickly_is_written_rarely_and_counted_whole():
