@@ -22,7 +22,6 @@ class Health:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._alive: dict[str, Check] = {}
         self._ready: dict[str, Check] = {}
         self._beats: dict[str, float] = {}
 

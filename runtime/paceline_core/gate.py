@@ -24,11 +24,6 @@ class ResultGate:
         """True while a batch runs."""
         return self._live > 0
 
-    @property
-    def has_results(self) -> bool:
-        """True while ended requests wait to be taken."""
-        return bool(self._out)
-
     def join(self, seq: SequenceState) -> None:
         """Make `seq` a member of the batch that runs (or begins with it)."""
         seq.batch = self._batch

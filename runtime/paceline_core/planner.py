@@ -37,9 +37,7 @@ class Planner:
         self.waiting = WaitingQueue(policy.key)
         self.running: list[SequenceState] = []
         self.source_closed = False
-        self.waits_for: WaitReason | None = (
-            None  # what the first of the queue waited for in the last step; None: nobody waits
-        )
+        self.waits_for: WaitReason | None = None  # what the first of the queue waited for; None: nobody waits
         self.preempted: dict[int, int] = {}  # since the last plan: who lost its blocks, and to whom
         self.preemptions = 0
         self.yielded = 0  # of the preempted since the last plan: those that made way for more urgent work

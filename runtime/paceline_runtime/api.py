@@ -46,7 +46,6 @@ __all__ = ["EventResponse", "build_api"]
 
 T = TypeVar("T")
 _CLIENT_CLOSED = 499  # nginx's word for it; nobody reads it
-_MAX_PRIORITY = 1 << 31
 
 
 def build_api(service: Service, keys: KeyFile | None = None) -> FastAPI:
