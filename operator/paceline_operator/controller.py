@@ -49,6 +49,7 @@ class Controller:
         self._class_queue: WorkQueue[str] = WorkQueue(_waits(metrics, "classes"))
         self._sync = KnobSync(admin, metrics)
         self._queue: WorkQueue[Key] = WorkQueue(_waits(metrics, "services"))
+        metrics.queue_length.set_function(self._queue.__len__)  # read when it is asked for: also while no pass ends
         self._targets: dict[Key, Target] = {}
         self._knobs: dict[Key, dict[str, PodKnobs]] = {}
         acceptor = Acceptor(self._classes.book, settings)
@@ -163,7 +164,6 @@ class Controller:
 
     async def _reconcile(self, key: Key) -> bool:
         """Make one pass; return False to have it tried again soon."""
-        self._metrics.queue_length.set(len(self._queue))
         self._metrics.services.set(self._store.count(KIND))
         with self._metrics.reconcile_seconds.time():
             result = await self._reconciler.reconcile(key, self._knobs.get(key, {}))

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 __all__ = ["Metrics"]
 
+_OUTCOMES = ("done", "refused", "unavailable", "error")
 _BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -18,6 +19,8 @@ class Metrics:
         self.reconciles = Counter(
             "paceline_operator_reconciles", "Passes over one service, by outcome.", ["outcome"], registry=registry
         )
+        for outcome in _OUTCOMES:
+            self.reconciles.labels(outcome)  # there from the start: a rate of what isn't there is no 0, and alerts on none
         self.reconcile_seconds = Histogram(
             "paceline_operator_reconcile_seconds", "Duration of one pass.", buckets=_BUCKETS, registry=registry
         )

@@ -91,6 +91,21 @@ async def test_a_bug_with_one_service_leaves_the_others_alone(loop, caplog):
     await eventually(lambda: cluster.status("sick"))
 
 
+async def test_a_queue_that_stands_still_shows_in_the_metrics(loop, monkeypatch):
+    """The alert PacelineQueueStuck asks for a queue and for a rate of passes that is 0, so both must be there."""
+    controller, cluster, _, metrics = loop
+
+    async def hang(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster, "create", hang)
+    await controller.start()
+    for number in range(12):  # with 8 workers
+        create(controller, cluster, body(name=f"s{number}", uid=f"uid-{number}"))
+    await eventually(lambda: metrics.registry.get_sample_value("paceline_operator_queue_length") == 4)
+    assert metrics.registry.get_sample_value("paceline_operator_reconciles_total", {"outcome": "done"}) == 0
+
+
 async def test_an_unreachable_server_is_tried_again(loop):
     controller, cluster, _, metrics = loop
     cluster.refuse["chat"] = ApiUnavailable("away")
