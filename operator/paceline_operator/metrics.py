@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 __all__ = ["Metrics"]
 
 _OUTCOMES = ("done", "refused", "unavailable", "error")
+_PATCHES = ("applied", "refused", "unreachable")
 _BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -19,8 +20,9 @@ class Metrics:
         self.reconciles = Counter(
             "paceline_operator_reconciles", "Passes over one service, by outcome.", ["outcome"], registry=registry
         )
+        # there from the start: a rate of what isn't there is no 0, and of what begins with its first rise misses that
         for outcome in _OUTCOMES:
-            self.reconciles.labels(outcome)  # there from the start: a rate of what isn't there is no 0, and alerts on none
+            self.reconciles.labels(outcome)
         self.reconcile_seconds = Histogram(
             "paceline_operator_reconcile_seconds", "Duration of one pass.", buckets=_BUCKETS, registry=registry
         )
@@ -57,3 +59,5 @@ class Metrics:
         self.knob_patches = Counter(
             "paceline_operator_knob_patches", "Knob changes sent to pods, by outcome.", ["outcome"], registry=registry
         )
+        for outcome in _PATCHES:
+            self.knob_patches.labels(outcome)

@@ -24,7 +24,11 @@ _PART = (0.001, 0.01, 0.1, 0.5, 1, 5, 15, 60)  # few: there are as many histogra
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: `attribute` is its name in the code, `labels` come after `LABELS`, counters get `_total` on the wire."""
+    """One metric: `attribute` is its name in the code, `labels` come after `LABELS`, counters get `_total` on the wire.
+
+    `known` are values of its one label that are exposed from the start, with 0: Prometheus doesn't see the first rise of a
+    series that begins with it, so an alert on failures would miss the failures of one engine's death.
+    """
 
     attribute: str
     name: str
@@ -32,6 +36,7 @@ class MetricSpec:
     text: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    known: tuple[str, ...] = ()
 
     @property
     def exposed_name(self) -> str:
@@ -52,7 +57,7 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("prompt_tokens", "vllm:prompt_tokens", "counter", "Prompt tokens of requests that began to run."),
     MetricSpec("generation_tokens", "vllm:generation_tokens", "counter", "Tokens generated."),
     MetricSpec("success", "vllm:request_success", "counter", "Sequences that ended, by why: stop, length, abort or error.",
-               ("finished_reason",)),
+               ("finished_reason",), known=("stop", "length", "abort", "error")),
     MetricSpec("iteration_tokens", "vllm:iteration_tokens_total", "histogram", "Tokens computed by one step.",
                buckets=_ITERATION),
     MetricSpec("ttft", "vllm:time_to_first_token_seconds", "histogram", "From arrival to the first token.", buckets=_TTFT),
@@ -85,7 +90,8 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("cache_config", "vllm:cache_config_info", "gauge", "The KV cache's settings, as labels.", _CONFIG),
     # -- our own --------------------------------------------------------------------------------------------------------
     MetricSpec("requests", "paceline_requests", "counter",
-               "Requests by how they ended: finished, aborted, refused, rejected or failed.", ("outcome",)),
+               "Requests by how they ended: finished, aborted, refused, rejected or failed.", ("outcome",),
+               known=("finished", "aborted", "refused", "rejected", "failed")),
     MetricSpec("refusals", "paceline_refusals", "counter",
                "Requests turned away, by why: queue_full, queue_wait, deadline, overloaded, not_ready, low_memory, …",
                ("reason",)),

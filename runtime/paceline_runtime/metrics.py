@@ -31,8 +31,8 @@ class RuntimeMetrics:
         self._made = {spec.attribute: _make(spec, self.registry) for spec in METRICS}
         self._children: dict[tuple[str, ...], MetricWrapperBase] = {}
         for spec in METRICS:
-            if not spec.labels:
-                self._made[spec.attribute].labels(*self._labels)  # there from the start, with 0
+            for own in [()] if not spec.labels else [(value,) for value in spec.known]:
+                self._made[spec.attribute].labels(*self._labels, *own)  # there from the start, with 0
 
     def gauge(self, attribute: str, *labels: str) -> PrometheusGauge:
         """Return the gauge of a row of the table, with its own labels' values."""

@@ -43,6 +43,16 @@ def test_what_has_no_labels_of_its_own_is_exposed_from_the_start() -> None:
             assert f'{spec.exposed_name}{suffix}{{engine="0",model_name="m"}} 0.0' in text, spec.name
 
 
+def test_how_requests_may_end_is_exposed_from_the_start() -> None:
+    """What an alert asks the rate of must be there before it first happens."""
+    text = RuntimeMetrics("m").render().decode()
+    for outcome in ("finished", "aborted", "refused", "rejected", "failed"):
+        assert f'paceline_requests_total{{engine="0",model_name="m",outcome="{outcome}"}} 0.0' in text
+    for spec in METRICS:
+        assert not spec.known or len(spec.labels) == 1, spec.name
+        assert all(value in spec.text for value in spec.known), spec.name
+
+
 def test_the_reference_is_up_to_date(tmp_path: Path, capsys) -> None:
     assert DOCS.read_text(encoding="utf-8") == render()
     assert main(["--check", str(DOCS)]) == 0
