@@ -12,7 +12,7 @@ from paceline_runtime.api_errors import ApiError, invalid
 from paceline_runtime.api_schema import EmbeddingRequest, flat_prompts
 from paceline_runtime.generation import Generation
 from paceline_runtime.sampling_params import SamplingParams
-from paceline_runtime.service import CallOptions, Job, Service, encode
+from paceline_runtime.service import CallOptions, Job, Service
 
 __all__ = ["embedding_reply", "start_embedding"]
 
@@ -21,7 +21,7 @@ async def start_embedding(service: Service, body: EmbeddingRequest, options: Cal
     """Start a generation of one token for each input: what is wanted is known with the first. Raises `ApiError`."""
     tokenizer = service.admit(body.model, options)
     inputs = flat_prompts(body.input)
-    prompts = [p if isinstance(p, list) else await encode(tokenizer, p, add_special_tokens=True) for p in inputs]
+    prompts = [await service.prompt_ids(tokenizer, given, "input") for given in inputs]
     pooling: Literal["last", "mean"] = "mean" if body.pooling == "mean" else "last"
     params = SamplingParams(max_tokens=1, temperature=0, pooling=pooling)
     for prompt in prompts:

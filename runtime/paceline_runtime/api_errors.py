@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from paceline_core.errors import PacelineError
 from paceline_runtime.api_schema import ALTERNATIVES
@@ -60,6 +61,8 @@ def to_api_error(error: Exception) -> ApiError:
         return invalid(str(error), "messages")
     if isinstance(error, EngineNotReady | EngineDied):
         return unavailable(str(error), "engine_unavailable")
+    if isinstance(error, ClientDisconnect):  # within its body: nobody reads the answer, and nothing is wrong here
+        return invalid("the body broke off", code="incomplete_body")
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), code="http_error", headers=error.headers)
     log_event("internal_error", kind=type(error).__name__, error=error)
@@ -79,7 +82,7 @@ def install_error_handlers(app: FastAPI) -> None:
         api_error = to_api_error(error)
         return JSONResponse(error_body(api_error), api_error.status, api_error.headers)
 
-    for kind in (PacelineError, ValidationError, RequestValidationError, HTTPException, Exception):
+    for kind in (PacelineError, ValidationError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(kind, handle)
 
 

@@ -6,6 +6,7 @@ A client that doesn't read, or doesn't send what it began, is given up: it must 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from typing import Any
@@ -23,6 +24,7 @@ from paceline_runtime.logs import log_event
 __all__ = ["WorkGate", "leaving_cause", "request_id"]
 
 BODY_SECONDS = 30.0  # between two pieces of a body
+LINGER_SECONDS = 10.0  # for a body that nobody wants to arrive
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")  # safe in headers and log lines
 
@@ -55,7 +57,7 @@ class WorkGate:
             await self._app(scope, receive, answer)
             return
         if (error := self._refusal(headers)) is not None:
-            await JSONResponse(error_body(error), error.status, {"Connection": "close"})(scope, receive, answer)
+            await self._turn_away(error, receive, answer)
             return
         self._drain.enter()
         try:
@@ -63,11 +65,25 @@ class WorkGate:
         finally:
             self._drain.leave()
 
+    async def _turn_away(self, error: ApiError, receive: Receive, send: Send) -> None:
+        """Answer before the body has come, then read what is on its way: a connection that is closed on unread bytes is
+        reset, and many clients send all of a body before they look for an answer.
+        """
+        response = JSONResponse(error_body(error), error.status, {"Connection": "close"})
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        await _discard(receive)
+        await send({"type": "http.response.body", "body": b""})
+
     def _refusal(self, headers: Headers) -> ApiError | None:
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             text = f"the body must be JSON with 'Content-Type: application/json', not {kind[:100]!r}"
             return ApiError(415, text, code="unsupported_media_type")
+        coding = headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            text = f"the body must be sent as it is, without 'Content-Encoding: {coding[:100]}'"
+            return ApiError(415, text, code="unsupported_content_encoding")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body:
             return ApiError(413, self._too_large, code="body_too_large")
@@ -91,6 +107,7 @@ class WorkGate:
             whole = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > self._max_body:
+                await _discard(receive)
                 raise HTTPException(413, self._too_large, {"Connection": "close"})
             return message
 
@@ -120,6 +137,14 @@ class WorkGate:
         headers["X-Request-Id"] = identity
         if self._drain.phase is not DrainPhase.SERVING:
             headers["Connection"] = "close"
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body, for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
 
 
 def leaving_cause(scope: Scope) -> str:

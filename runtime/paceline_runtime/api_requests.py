@@ -31,7 +31,8 @@ async def start_completion(
     options = options.preferring(body.asked_priority)
     tokenizer = service.admit(body.model, options)
     grammar = await _text_grammar(body)
-    prompts = [p if isinstance(p, list) else await encode(tokenizer, p, add_special_tokens=True) for p in body.prompts]
+    prompts = [await service.prompt_ids(tokenizer, given, "prompt") for given in body.prompts]
+    service.check_ids((token for token, _ in body.biases), "logit_bias")
     asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     only_echo = bool(body.echo) and asked == 0
     logprobs, prompt_logprobs = body.logprobs, body.logprobs if body.echo else None
@@ -55,7 +56,9 @@ async def start_chat(service: Service, body: ChatRequest, options: CallOptions) 
     tokenizer = service.admit(body.model, options)
     tools = tool_format_of(tokenizer.chat_template)
     grammar = await _chat_grammar(body, tools)
+    service.check_chars(tokenizer, sum(len(message.text) for message in body.messages), "messages")
     prompt = await chat_prompt(tokenizer, body)
+    service.check_ids((token for token, _ in body.biases), "logit_bias")
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling(body, service.room(prompt, asked), logprobs, grammar)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
+from paceline_runtime.body_schema import Body, refused
 from paceline_runtime.format_schema import GUIDED, ResponseFormat, StructuredOutputs, guided
+from paceline_runtime.sampling_params import MAX_BIASES
 from paceline_runtime.tiers import MAX_PRIORITY, SERVICE_TIERS
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "Prompts",
     "StreamOptions",
     "flat_prompts",
-    "refused",
 ]
 
 MAX_BATCH = 256  # sequences of one request: prompts × choices
@@ -32,16 +32,17 @@ ALTERNATIVES = {
     "prompt": _PROMPTS,
     "input": _PROMPTS,
     "stop": "a text or a list of texts",
+    "logit_bias": 'numbers by token id, as in {"50256": -100}',
     "content": 'a text or a list of {"type": "text", "text": …}',
     "tool_choice": '"none", "auto", "required" or {"type": "function", "function": {"name": …}}',
 }
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Prompts = (
     str
     | Annotated[TokenIds, Field(min_length=1)]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_BATCH)]
-    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_BATCH)]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
+    | Annotated[list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_BATCH, fail_fast=True)]
 )
 
 # parameters of OpenAI and vLLM that would change the answer, with the value at which they change nothing
@@ -69,18 +70,22 @@ ACCEPTED: dict[str, Any] = {
 }
 
 
-class StreamOptions(BaseModel):
+def _few(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise refused("logit_bias", f"logit_bias may name at most {MAX_BIASES} tokens, got {len(biases)}")
+    return biases
+
+
+class StreamOptions(Body):
     """Options of a stream."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class ApiRequest(BaseModel):
+class ApiRequest(Body):
     """What both kinds of request have in common."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     # ranges are checked by `SamplingParams`, which offline users meet too; here are the types
     model: str | None = None
     max_tokens: int | None = None
@@ -92,11 +97,11 @@ class ApiRequest(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], float] | None = None
+    logit_bias: Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,10}$")], float] | None, BeforeValidator(_few)] = None
     n: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True)
     ignore_eos: bool = False
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -172,10 +177,9 @@ class CompletionRequest(ApiRequest):
         return flat_prompts(self.prompt)
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(Body):
     """Body of `POST /v1/embeddings`. `pooling`: from the hidden state of the last token, or the mean over all."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     input: Prompts
     encoding_format: Annotated[str, Field(pattern="^(float|base64)$")] = "float"
@@ -191,11 +195,6 @@ def flat_prompts(prompts: str | list[int] | list[str] | list[list[int]]) -> list
     if isinstance(prompts[0], int):
         return [[i for i in prompts if isinstance(i, int)]]
     return [p for p in prompts if not isinstance(p, int)]
-
-
-def refused(param: str, message: str) -> PydanticCustomError:
-    """Return the error of a whole body that is due to one parameter; pydantic gives such errors no place."""
-    return PydanticCustomError("refused_parameter", "{words}", {"words": message, "param": param})
 
 
 def _same(given: Any, neutral: Any) -> bool:

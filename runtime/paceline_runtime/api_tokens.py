@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline_runtime.api_errors import invalid
 from paceline_runtime.api_requests import chat_prompt
-from paceline_runtime.api_schema import refused
-from paceline_runtime.chat_schema import ChatMessage, ChatRequest, Tool
+from paceline_runtime.body_schema import Body, refused
+from paceline_runtime.chat_schema import ChatRequest, Messages, Tools
 from paceline_runtime.service import Service, encode
 
 __all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenized", "tokenized"]
@@ -18,14 +18,13 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest", "detokenized", "tokenized"]
 _MAX_TOKENS = 1 << 20  # more fit into no model
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Body of `POST /tokenize`: a `prompt` as in a completion, or `messages` as in a chat."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool | None = None
@@ -37,12 +36,11 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of `POST /detokenize`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MAX_TOKENS)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MAX_TOKENS, fail_fast=True)]
 
 
 async def tokenized(service: Service, body: TokenizeRequest) -> dict[str, Any]:

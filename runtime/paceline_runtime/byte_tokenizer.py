@@ -30,6 +30,7 @@ class ByteTokenizer:
     """Token i < 256 is byte i, token 256 ends a text."""
 
     vocab_size = _NUM_BYTES + 1
+    max_token_chars = 1
     eos_token_ids: tuple[int, ...] = (_NUM_BYTES,)
     chat_template = ""
 

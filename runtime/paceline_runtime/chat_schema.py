@@ -4,50 +4,47 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from paceline_runtime.api_schema import ApiRequest, refused
+from paceline_runtime.api_schema import ApiRequest
+from paceline_runtime.body_schema import Body, refused
 
-__all__ = ["ChatMessage", "ChatRequest", "Function", "Tool", "ToolChoice"]
+__all__ = ["ChatMessage", "ChatRequest", "Function", "Messages", "Tool", "ToolChoice", "Tools"]
 
 _NAME = r"^[A-Za-z0-9_.-]{1,64}$"
-_STRICT = ConfigDict(extra="forbid", strict=True)
+_MAX_MESSAGES = 8192  # 2048 in the OpenAI API; to check so many takes 50 ms
 
 
-class TextPart(BaseModel):
+class TextPart(Body):
     """A part of a message: text only."""
 
-    model_config = _STRICT
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(Body):
     """What an earlier answer called. `arguments` is JSON as text."""
 
-    model_config = _STRICT
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(Body):
     """A tool call of an earlier answer."""
 
-    model_config = _STRICT
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None  # what a client keeps of a stream
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One turn of a chat. `tool_calls` go with an assistant's, `tool_call_id` with a tool's."""
 
-    model_config = _STRICT
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     # parts of OpenAI's answers that clients send back as they are
     refusal: None = None
@@ -59,7 +56,9 @@ class ChatMessage(BaseModel):
     def _check_role(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("'tool_calls' go with the role 'assistant' only")
-        if (self.role == "tool") != (self.tool_call_id is not None):
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("the role 'tool' needs 'tool_call_id'")
+        if self.role != "tool" and self.tool_call_id is not None:
             raise ValueError("'tool_call_id' goes with the role 'tool', and with no other")
         if self.content is None and not self.tool_calls:
             raise ValueError("'content' is missing")
@@ -73,47 +72,47 @@ class ChatMessage(BaseModel):
         return "".join(part.text for part in self.content or ())
 
 
-class Function(BaseModel):
+class Function(Body):
     """A function that the model may call. `parameters` is the JSON Schema of its arguments; none: it takes nothing."""
 
-    model_config = _STRICT
     name: Annotated[str, Field(pattern=_NAME)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(Body):
     """A tool: functions only."""
 
-    model_config = _STRICT
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Body):
     """The name of a function."""
 
-    model_config = _STRICT
     name: str
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(Body):
     """The one function that must be called."""
 
-    model_config = _STRICT
     type: Literal["function"]
     function: NamedFunction
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
+Tools = Annotated[list[Tool], Field(max_length=128, fail_fast=True)]
 
 
 class ChatRequest(ApiRequest):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

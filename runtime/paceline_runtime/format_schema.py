@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from paceline_runtime.body_schema import Body
 from paceline_runtime.grammar import choice_grammar, json_grammar, lark_grammar, regex_grammar
 
 __all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "guided"]
@@ -13,26 +14,27 @@ __all__ = ["GUIDED", "ResponseFormat", "StructuredOutputs", "guided"]
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(Body):
     """The schema of a `response_format`. It is always followed to the letter, so `strict` changes nothing."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
     name: str | None = None
     description: str | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """OpenAI's `response_format`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
-        if (self.json_schema is not None) != (self.type == "json_schema"):
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("the type 'json_schema' needs 'json_schema'")
+        if self.type != "json_schema" and self.json_schema is not None:
             raise ValueError("'json_schema' belongs to the type 'json_schema', and to no other")
         return self
 
@@ -43,14 +45,13 @@ class ResponseFormat(BaseModel):
         return json_grammar({"type": "object"} if self.json_schema is None else self.json_schema.schema_)
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(Body):
     """vLLM's `structured_outputs`: exactly one of these."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     json_: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1, max_length=1024)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True)] | None = None
     grammar: str | None = None
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ The library's own limits bound the work: its "fuel" is counted, not timed, so th
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,8 @@ GRAMMAR_LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
+
+_FAULT = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 _verdicts: OrderedDict[str, str] = OrderedDict()
 _verdicts_lock = threading.Lock()
@@ -84,9 +87,9 @@ def _checked(make: Callable[[], str]) -> str:
     try:
         grammar = make()
     except ValueError as error:
-        raise GrammarError(_first_line(str(error))) from None
+        raise GrammarError(_said(str(error))) from None
     if verdict := _verdict(grammar):
-        raise GrammarError(_first_line(verdict))
+        raise GrammarError(_said(verdict))
     return grammar
 
 
@@ -103,5 +106,9 @@ def _verdict(grammar: str) -> str:
     return verdict
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:300]
+def _said(text: str) -> str:
+    """Return a verdict in one line: of a regular expression's, which draws the place first, what is wrong with it."""
+    first = text.partition("\n")[0]
+    if (fault := _FAULT.search(text)) is not None:
+        first = f"{first} {fault[1]}"
+    return first[:300]

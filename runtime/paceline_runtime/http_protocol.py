@@ -7,13 +7,20 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paceline_runtime.api_errors import ApiError, error_body
 
 __all__ = ["HEAD_SECONDS", "MAX_HEAD_BYTES", "BoundedHttp", "abort_connection", "may_wait"]
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers; proxies allow 8 to 64 KiB
 HEAD_SECONDS = 30.0  # for a whole head, so that connections that trickle don't pile up
+_WORDS = {
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: f"the request line and the headers are larger than {MAX_HEAD_BYTES} bytes",
+    HTTPStatus.REQUEST_TIMEOUT: f"the headers didn't come within {HEAD_SECONDS:g} s",
+}
 _ABORT, _FLOW = "paceline_abort", "paceline_flow"
 
 
@@ -73,8 +80,18 @@ class BoundedHttp(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._head_bytes:  # who never said anything, a pool that connects in advance, doesn't expect an answer either
-            text = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            self.transport.write(text.encode())
+            self._end_with(status, _WORDS[status])
+        else:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what isn't HTTP as the app answers what it doesn't understand."""
+        self._end_with(HTTPStatus.BAD_REQUEST, msg)
+
+    def _end_with(self, status: HTTPStatus, words: str) -> None:
+        body = msgspec.json.encode(error_body(ApiError(status.value, words, code="http_error")))
+        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()
 
 

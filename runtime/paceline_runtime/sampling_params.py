@@ -9,13 +9,13 @@ from typing import Literal
 
 from paceline_runtime.model_errors import SamplingParamsError
 
-__all__ = ["MAX_LOGPROBS", "SamplingParams"]
+__all__ = ["MAX_BIASES", "MAX_LOGPROBS", "SamplingParams"]
 
 MAX_LOGPROBS = 20  # the OpenAI API's bound
 _MAX_STOPS = 16  # four in the OpenAI API; every stop text is searched in every new piece of text
 _MAX_STOP_CHARS = 256
 _MAX_STOP_IDS = 256
-_MAX_BIASES = 1024  # 300 in the OpenAI API
+MAX_BIASES = 1024  # 300 in the OpenAI API
 _MAX_REPETITION = 10.0  # what is more leaves no token that was seen before
 _MAX_SEED = 2**64 - 1
 _MAX_ID = 2**31 - 1  # of tokens and counts of them; what is larger fits no tensor and no message
@@ -114,9 +114,11 @@ def _texts(value: object) -> tuple[str, ...]:
     texts = tuple(item for item in items if isinstance(item, str))
     if len(texts) < len(items):
         raise SamplingParamsError("stop", f"stop must be a text or a list of texts, got {value!r}")
-    if len(texts) > _MAX_STOPS or not all(0 < len(text) <= _MAX_STOP_CHARS for text in texts):
+    wrong = next((text for text in texts if not 0 < len(text) <= _MAX_STOP_CHARS), None)
+    if len(texts) > _MAX_STOPS or wrong is not None:
         bound = f"at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARS} characters"
-        raise SamplingParamsError("stop", f"stop must be {bound}, got {len(texts)}")
+        got = f"{len(texts)}" if wrong is None else f"one of {len(wrong)} characters"
+        raise SamplingParamsError("stop", f"stop must be {bound}, got {got}")
     return texts
 
 
@@ -125,14 +127,15 @@ def _ids(value: object) -> tuple[int, ...]:
     ids = tuple(item for item in items if isinstance(item, int) and _is_int(item) and 0 <= item <= _MAX_ID)
     if len(ids) < len(items) or len(ids) > _MAX_STOP_IDS:
         bound = f"at most {_MAX_STOP_IDS} token ids"
-        raise SamplingParamsError("stop_token_ids", f"stop_token_ids must be a list of {bound}, got {value!r}")
+        got = len(items) if len(items) > _MAX_STOP_IDS else next(item for item in items if item not in ids)
+        raise SamplingParamsError("stop_token_ids", f"stop_token_ids must be a list of {bound}, got {got!r}")
     return ids
 
 
 def _biases(value: object) -> tuple[tuple[int, float], ...]:
     pairs = _items("logit_bias", value.items() if isinstance(value, Mapping) else value)
-    if len(pairs) > _MAX_BIASES:
-        raise SamplingParamsError("logit_bias", f"logit_bias may name at most {_MAX_BIASES} tokens, got {len(pairs)}")
+    if len(pairs) > MAX_BIASES:
+        raise SamplingParamsError("logit_bias", f"logit_bias may name at most {MAX_BIASES} tokens, got {len(pairs)}")
     return tuple(_bias(pair) for pair in pairs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline_runtime.admission import Admission
@@ -95,6 +95,31 @@ class Service:
         assert self.client.ready is not None, "asked of a server that has a model"
         return self.client.ready.vocab_size
 
+    def check_ids(self, ids: Iterable[int], param: str) -> None:
+        """Raise `ApiError` unless the model has all of these tokens. Only once an engine was ready."""
+        if (highest := max(ids, default=0)) >= self.vocab_size:
+            raise invalid(f"token ids must be below {self.vocab_size}, got {highest}", param)
+
+    async def prompt_ids(self, tokenizer: Tokenizer, given: str | list[int], param: str) -> list[int]:
+        """Return the tokens of a prompt that is a text or its tokens. Raises `ApiError` for a text that can't fit."""
+        if isinstance(given, list):
+            return given
+        self.check_chars(tokenizer, len(given), param)
+        return await encode(tokenizer, given, add_special_tokens=True)
+
+    def check_chars(self, tokenizer: Tokenizer, chars: int, param: str) -> None:
+        """Raise `ApiError` if a text can't fit, whatever its tokens are: to find them would take seconds per megabyte."""
+        context = self._context()
+        if chars > context * tokenizer.max_token_chars:
+            message = f"this server's context is {context} tokens, and {chars} characters are more than that"
+            raise invalid(message, param, "context_length_exceeded")
+
+    def _context(self) -> int:
+        ready = self.client.ready
+        if ready is None:
+            raise unavailable("not ready: engine restarting", "not_ready")
+        return min(ready.max_model_len, ready.num_blocks * self.knobs.target.block_size)
+
     def start(self, tokenizer: Tokenizer, jobs: Sequence[Job], options: CallOptions) -> list[Generation]:
         """Submit all of a request's jobs, or (queue full: `ApiError`) none."""
         try:
@@ -127,14 +152,10 @@ class Service:
 
     def room(self, prompt: list[int], asked: int | None, param: str = "prompt") -> int:
         """Return how many tokens may be generated. Raises `ApiError` if the prompt (or what is asked) doesn't fit."""
-        ready = self.client.ready
-        if ready is None:
-            raise unavailable("not ready: engine restarting", "not_ready")
+        context = self._context()
         if not prompt:
             raise invalid("the prompt has no tokens", param)
-        if max(prompt) >= ready.vocab_size:
-            raise invalid(f"token ids must be below {ready.vocab_size}, got {max(prompt)}", param)
-        context = min(ready.max_model_len, ready.num_blocks * self.knobs.target.block_size)
+        self.check_ids(prompt, param)
         if len(prompt) + (asked or 1) > context:
             parts = f"{len(prompt)} in the prompt" + (
                 f" and {asked} to generate" if asked else ", with none left to generate"

@@ -33,6 +33,10 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text."""
 
+    @property
+    def max_token_chars(self) -> int:
+        """Most characters of a text that one token stands for."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of `text`, after what the model wants before every text if asked for."""
 

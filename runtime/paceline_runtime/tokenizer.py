@@ -79,6 +79,9 @@ class Tokenizer:
         self._backend = backend
         self._template = ChatTemplate(template, constants) if template else None
         self._token_bytes = TokenBytes(backend)
+        self.max_token_chars = max(
+            map(len, backend.get_vocab()), default=1
+        )  # byte-level tokens are written longer, if at all
         self.chat_template = template or ""
         self.eos_token_ids = eos_token_ids
 
@@ -89,7 +92,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`. `add_special_tokens` puts what the model wants before a text (BOS), if anything."""
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # the batch call lets go of the interpreter, the single one doesn't: a second of text would stop everybody's streams
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; invalid bytes become replacement characters."""

@@ -71,9 +71,13 @@ class ToolParser:
         rest, self._held = self._held, ""
         if self._scanner is not None:
             rest = "" if self._announced else self._scanner.text + rest
-        elif self._in_calls and not rest.strip(_BETWEEN if self.calls else None):
+        elif self._in_calls and (self._is_end(rest) if self.calls else not rest.strip()):
             rest = ""
         return [rest] if rest else []
+
+    def _is_end(self, rest: str) -> bool:
+        """Whether what follows a call is what ends it, or a piece of that, which `max_tokens` has cut."""
+        return self._marks.end.startswith(rest.strip(_BETWEEN))
 
     def _advance(self, deltas: list[Delta]) -> bool:
         """Deal with the beginning of what is held; False if more text is needed."""

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 
 import gguf
 import model_harness as harness
@@ -82,6 +84,24 @@ def test_any_text_survives(smollm2, text):
     pieces = [stream.push([i]) for i in ids]
     assume(smollm2.decode(ids) == text)  # a few bytes were too rare in training to become tokens
     assert "".join(pieces) + stream.flush() == text
+
+
+@pytest.mark.model
+def test_a_long_text_stops_nobody_while_it_becomes_tokens(smollm2):
+    """The library's call for one text keeps the interpreter to itself; then this thread would get no turn at all."""
+    text = "A long text, of which a client sends a whole one at once. " * 20_000
+    work = threading.Thread(target=smollm2.encode, args=(text,))
+    work.start()
+    turns = 0
+    while work.is_alive():
+        time.sleep(0.0001)  # hands the interpreter over, and gets it back at once or when the work is done
+        turns += 1
+    assert turns > 30
+
+
+@pytest.mark.model
+def test_no_token_stands_for_more_characters_than_is_said(smollm2):
+    assert smollm2.max_token_chars == max(len(smollm2.decode([i])) for i in range(smollm2.vocab_size)) > 1
 
 
 @pytest.mark.model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -12,7 +13,8 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_process import SLOW, RuntimeProcess, events, eventually
+from pydantic import BaseModel, ValidationError
+from serving_process import PATIENCE, SLOW, RuntimeProcess, events, eventually
 
 from paceline_runtime.api_schema import CompletionRequest, EmbeddingRequest
 from paceline_runtime.api_tokens import DetokenizeRequest, TokenizeRequest
@@ -184,7 +186,10 @@ BAD_BODIES = [
     ("a repetition penalty of nothing", {"repetition_penalty": 0}, 400, "repetition_penalty"),
     ("min_p above one", {"min_p": 1.5}, 400, "min_p"),
     ("a bias out of range", {"logit_bias": {"5": 101}}, 400, "logit_bias"),
-    ("a bias of a word", {"logit_bias": {"yes": 1}}, 400, "logit_bias.yes.[key]"),
+    ("a bias of a word", {"logit_bias": {"yes": 1}}, 400, "logit_bias"),
+    ("a bias of a number in another script", {"logit_bias": {"\uff15": 1}}, 400, "logit_bias"),
+    ("a bias of no number", {"logit_bias": {"5": "x"}}, 400, "logit_bias"),
+    ("a bias of a token that there isn't", {"logit_bias": {"5": 1, "100000": 1}}, 400, "logit_bias"),
     ("best_of beyond n", {"best_of": 2}, 400, "best_of"),
     ("a suffix", {"suffix": "end"}, 400, "suffix"),
     ("ignored end and a grammar", {"ignore_eos": True, "guided_regex": "a"}, 400, "ignore_eos"),
@@ -269,7 +274,27 @@ def test_bad_messages(shared_runtime: RuntimeProcess, messages: object) -> None:
             "tools",
             "wizard",
         ),
-        ("chat/completions", {"messages": [{**USER, "role": "tool"}]}, "messages.0", "'tool_call_id' goes with"),
+        ("chat/completions", {"messages": [{**USER, "role": "tool"}]}, "messages.0", "needs 'tool_call_id'"),
+        ("chat/completions", {"messages": [{**USER, "tool_call_id": "x"}]}, "messages.0", "'tool_call_id' goes with"),
+        ("chat/completions", {"messages": [USER], "logit_bias": {"900": 1}}, "logit_bias", "token ids must be below 257"),
+        ("chat/completions", {"messages": [{**USER, "content": "x" * 9000}]}, "messages", "9000 characters are more"),
+        ("completions", {"prompt": "x" * 9000}, "prompt", "9000 characters are more"),
+        ("completions", {"prompt": "x", "logit_bias": {"yes": 1}}, "logit_bias", 'as in {"50256": -100}'),
+        ("completions", {"prompt": "x", "stop": ""}, "stop", "got one of 0 characters"),
+        ("completions", {"prompt": "x", "stop_token_ids": [5, -1]}, "stop_token_ids", "token ids, got -1"),
+        ("completions", {"prompt": "x", "stop_token_ids": [5] * 9999}, "stop_token_ids", "token ids, got 9999"),
+        (
+            "completions",
+            {"prompt": "x", "guided_regex": "["},
+            "structured_outputs",
+            "regex parse error: unclosed character class",
+        ),
+        (
+            "completions",
+            {"prompt": "x", "response_format": {"type": "json_schema"}},
+            "response_format",
+            "the type 'json_schema' needs 'json_schema'",
+        ),
         ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": []}]}, "messages.0.tool_calls", "at least 1"),
         ("chat/completions", {"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0", "'assistant' only"),
         ("chat/completions", {"messages": [USER], "top_logprobs": 2}, "top_logprobs", "needs 'logprobs': true"),
@@ -295,6 +320,7 @@ RAW = [
     ("nested too deep", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "application/json", 400),
     ("another type", b'{"prompt": "x"}', "text/plain", 415),
     ("a form", b"prompt=x", "application/x-www-form-urlencoded", 415),
+    ("a byte order of its own", '{"prompt": "x"}'.encode("utf-16"), "application/json", 400),
     ("too large", b'{"prompt": "' + b"x" * (9 << 20) + b'"}', "application/json", 413),
 ]
 
@@ -305,6 +331,81 @@ def test_bad_bytes(shared_runtime: RuntimeProcess, what: str, body: bytes, kind:
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
     assert shared_runtime.complete(max_tokens=1).status_code == 200
+
+
+def test_a_packed_body_is_refused_by_name(shared_runtime: RuntimeProcess) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = shared_runtime.http.post("/v1/completions", content=gzip.compress(b'{"prompt": "x"}'), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_content_encoding")
+    plain = {**headers, "Content-Encoding": "identity"}
+    assert shared_runtime.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=plain).status_code == 200
+
+
+def raw_answer(runtime: RuntimeProcess, *pieces: bytes, to_the_end: bool = True) -> bytes:
+    """Send pieces as they are, read nothing before all are sent, and return what comes until the server closes."""
+    host, port = runtime.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        return b"".join(iter(lambda: client.recv(1 << 16), b"")) if to_the_end else b""
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 16777216", b"Transfer-Encoding: chunked"])
+def test_a_client_that_sends_all_before_it_reads_hears_that_it_is_too_much(
+    shared_runtime: RuntimeProcess, length: bytes
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    body = [b" " * (1 << 20)] * 16
+    if b"chunked" in length:
+        body = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in body] + [b"0\r\n\r\n"]
+    answer = raw_answer(shared_runtime, head, length + b"\r\n\r\n", *body)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+@pytest.mark.parametrize("said", [b"\x16\x03\x01\x00\xa5", b"FOO / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nnonsense\r\n\r\n"])
+def test_what_is_not_http_gets_an_error_of_the_same_shape(shared_runtime: RuntimeProcess, said: bytes) -> None:
+    head, _, body = raw_answer(shared_runtime, said).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_breaks_off_is_no_failure_of_the_server(shared_runtime: RuntimeProcess) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    raw_answer(shared_runtime, head, b'{"prompt"', to_the_end=False)
+    # its handler has run by the time that a later request on the same loop has been answered with tokens
+    assert shared_runtime.complete(max_tokens=3).status_code == 200
+    assert "ClientDisconnect" not in shared_runtime.log
+
+
+WIDE = 3000  # wrong things in one body
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [[]] * WIDE}),
+        (CompletionRequest, {"prompt": [0.5] * WIDE}),
+        (CompletionRequest, {"prompt": "x", "stop": [1] * WIDE}),
+        (CompletionRequest, {"prompt": "x", "stop_token_ids": [""] * WIDE}),
+        (CompletionRequest, {"prompt": "x", "logit_bias": {f"x{i}": "" for i in range(WIDE)}}),
+        (CompletionRequest, {"prompt": "x", "structured_outputs": {"choice": [1] * WIDE}}),
+        (CompletionRequest, {f"x{i}": 0 for i in range(WIDE)}),
+        (ChatRequest, {"messages": [{}] * WIDE}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * WIDE}]}),
+        (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [1] * WIDE}]}),
+        (ChatRequest, {"messages": [{f"x{i}": 0 for i in range(WIDE)}]}),
+        (ChatRequest, {"messages": [USER], "tools": [0] * WIDE}),
+        (TokenizeRequest, {"messages": [{}] * WIDE}),
+        (DetokenizeRequest, {"tokens": [""] * WIDE}),
+        (EmbeddingRequest, {"input": [{}] * WIDE}),
+    ],
+    ids=str,
+)
+def test_a_body_that_is_wrong_throughout_costs_no_more_than_its_first_fault(kind: type[BaseModel], body: dict) -> None:
+    with pytest.raises(ValidationError) as raised:
+        kind.model_validate_json(json.dumps(body))
+    assert raised.value.error_count() < 10
 
 
 ANY = st.recursive(

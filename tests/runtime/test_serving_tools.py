@@ -58,6 +58,7 @@ CASES = [
     (HERMES, '<tool_call>\n{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
     (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
     (HERMES, '<tool_call>\n{"na', '{"na', []),
+    (HERMES, '<tool_call>\n{"name": "f"}\n</tool_call>\nDone </tool_', "\nDone </tool_", [("f", "{}")]),
     (
         LLAMA3,
         '<|python_tag|>{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {"x": null}}',
@@ -81,6 +82,15 @@ CASES = [
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 def test_calls_are_found(form: ToolFormat, text: str, content: str, calls: list, step: int) -> None:
     assert split(form, text, step) == (content, calls)
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL], ids=lambda form: form.name)
+def test_an_answer_cut_behind_a_call_shows_no_piece_of_its_mark(form: ToolFormat) -> None:
+    call = f'{{"name": "f", "{form.arguments_key}": {{}}}}'
+    begin = {HERMES: "<tool_call>\n", LLAMA3: "", MISTRAL: "["}[form]
+    end = {HERMES: "\n</tool_call>\n<tool_call>\n", LLAMA3: "; ", MISTRAL: ", "}[form]
+    for cut in range(len(form.marks.end) + 2):
+        assert split(form, begin + call + end[:cut], 1) == ("", [("f", "{}")]), cut
 
 
 SCRAPS = ["<tool_call>", "</tool_call>", '{"name": "f"', ', "arguments": ', *'{}[]"\\ é,1']
