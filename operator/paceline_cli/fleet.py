@@ -11,10 +11,10 @@ from kubernetes import client, config
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline_core.errors import PacelineError
+from paceline_operator.names import GROUP, PLURAL, SERVICE_LABEL, VERSION, base_name
 
 __all__ = ["Fleet", "FleetError", "PodView", "Slots"]
 
-GROUP, VERSION, PLURAL = "paceline.io", "v1alpha1", "inferenceservices"
 LOCAL_ADDRESS = "paceline.io/local-address"
 SCRAPE_TIMEOUT = 5.0  # seconds; a pod under load answers late, not never
 _STRATEGY = "strategy="
@@ -78,14 +78,14 @@ class Fleet:
 
     def pods(self) -> list[PodView]:
         """Return the service's pods that aren't being deleted, by name."""
-        selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/managed-by=paceline"
+        selector = f"{SERVICE_LABEL}={base_name(self.name)}"
         found = self._plain(self._core.list_namespaced_pod(self.namespace, label_selector=selector))["items"]
         alive = [_view(pod) for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(alive, key=lambda pod: pod.name)
 
     def url(self) -> str:
         """Return the root URL of the service's address."""
-        service = self._plain(self._core.read_namespaced_service(self.name, self.namespace))
+        service = self._plain(self._core.read_namespaced_service(base_name(self.name), self.namespace))
         address = service["metadata"].get("annotations", {}).get(LOCAL_ADDRESS) or service["spec"].get("clusterIP")
         if not address or address == "None":
             raise FleetError(f"service {self.name} has no address yet: look at 'paceline local status'")

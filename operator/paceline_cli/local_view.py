@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline_local.manifests import Manifest, age, condition
+from paceline_operator.names import base_name, belongs
 
 __all__ = ["pod_trouble", "services_view", "table_view"]
 
@@ -62,8 +63,8 @@ def services_view(services: list[Manifest], pods: list[Manifest], local: dict[st
 def _service(service: Manifest, pods: list[Manifest], local: dict[str, str], now: float) -> list[RenderableType]:
     meta, status = service["metadata"], service.get("status") or {}
     ready = (condition(service, "Ready") or {}).get("status", "Unknown")
-    mine = [pod for pod in pods if _belongs(pod, service)]
-    address = local.get(meta["namespace"] + "/" + meta["name"]) or status.get("url")
+    mine = [pod for pod in pods if belongs(pod, service)]
+    address = local.get(f"{meta['namespace']}/{base_name(meta['name'])}") or status.get("url")
     facts = (status.get("strategy"), address, age(meta["creationTimestamp"], now))  # a bad spec has no strategy yet
     head = Text.assemble(
         (f"{meta['namespace']}/{meta['name']}", "bold"),
@@ -79,12 +80,6 @@ def _service(service: Manifest, pods: list[Manifest], local: dict[str, str], now
         conditions.add_row(*(Text(cell, style=colour if i == 1 else "") for i, cell in enumerate(row)))
     troubles = [Text(f"  {pod['metadata']['name']}: {why}", style="yellow") for pod in mine if (why := pod_trouble(pod))]
     return [head, conditions, *troubles, Text()]
-
-
-def _belongs(pod: Manifest, service: Manifest) -> bool:
-    labels, meta = pod["metadata"].get("labels") or {}, service["metadata"]
-    same = bool(pod["metadata"]["namespace"] == meta["namespace"])
-    return same and labels.get("app.kubernetes.io/instance") == meta["name"]
 
 
 def pod_trouble(pod: Manifest) -> str | None:

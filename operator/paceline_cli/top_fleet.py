@@ -14,7 +14,8 @@ from urllib.request import urlopen
 from paceline_cli.top_metrics import Activity, Reading, between, read
 from paceline_core.durations import parse_duration
 from paceline_core.errors import FormatError, PacelineError
-from paceline_operator.names import GROUP, PLURAL, SERVICE_LABEL, VERSION
+from paceline_operator.names import GROUP, PLURAL, SERVICE_LABEL, VERSION, belongs
+from paceline_operator.pods import is_fetcher
 
 __all__ = ["Cluster", "Fleet", "KubeCluster", "ServiceRow"]
 
@@ -134,7 +135,8 @@ class Fleet:
 
     def look(self) -> list[ServiceRow]:
         """Return a row per service, by namespace and name. Raises `PacelineError`."""
-        services, pods = self.cluster.services(), [pod for pod in self.cluster.pods() if _is_ready(pod)]
+        services = self.cluster.services()
+        pods = [pod for pod in self.cluster.pods() if _is_ready(pod) and not is_fetcher(pod)]
         with ThreadPoolExecutor(_SCRAPES) as pool:
             readings = dict(zip((pod["metadata"]["uid"] for pod in pods), pool.map(self._read, pods), strict=True))
         rows = [self._row(service, pods, readings) for service in services]
@@ -151,7 +153,7 @@ class Fleet:
         self, service: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], readings: Mapping[str, Reading | None]
     ) -> ServiceRow:
         meta, spec, status = service["metadata"], service.get("spec") or {}, service.get("status") or {}
-        own = [pod for pod in pods if _belongs(pod, meta)]
+        own = [pod for pod in pods if belongs(pod, service)]
         found = [readings[pod["metadata"]["uid"]] for pod in own]
         pairs = [(r, self._readings.get(p["metadata"]["uid"])) for p, r in zip(own, found, strict=True) if r is not None]
         percentile = float((spec.get("slo") or {}).get("percentile") or 95)
@@ -174,12 +176,6 @@ class Fleet:
 def _is_ready(pod: Mapping[str, Any]) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-
-def _belongs(pod: Mapping[str, Any], service: Mapping[str, Any]) -> bool:
-    meta = pod["metadata"]
-    own = (meta["namespace"], (meta.get("labels") or {}).get(SERVICE_LABEL))
-    return own == (service["namespace"], service["name"])
 
 
 def _ready(status: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "VERSION",
     "admin_token",
     "base_name",
+    "belongs",
     "digest",
     "labels",
     "selector",
@@ -98,6 +100,13 @@ def base_name(name: str) -> str:
 def selector(name: str) -> dict[str, str]:
     """Return the labels that select a service's pods; they never change."""
     return {"app.kubernetes.io/name": "paceline-runtime", SERVICE_LABEL: base_name(name)}
+
+
+def belongs(child: Mapping[str, Any], service: Mapping[str, Any]) -> bool:
+    """Return whether an object is a child of an InferenceService, both as manifests; its label is cut as its name is."""
+    of, meta = child["metadata"], service["metadata"]
+    label = (of.get("labels") or {}).get(SERVICE_LABEL)
+    return bool(of["namespace"] == meta["namespace"]) and label == base_name(meta["name"])
 
 
 def labels(name: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from paceline_cli.top_fleet import Fleet
 from paceline_cli.top_metrics import between, quantile, read
 from paceline_cli.top_view import COLUMNS, TopApp, cells, matching
 from paceline_core.errors import FormatError, PacelineError
+from paceline_operator.names import base_name
 
 
 def exposition(running=2, waiting=1, kv=0.5, tokens=100, ttft=(1, 2, 3)):
@@ -119,6 +120,14 @@ def test_rows_of_a_fleet(fleet):
     assert small.misses("ttft")
     assert not small.misses("tpot")  # an objective that can't be read is none
     assert (down.ready, down.activity.pods, down.activity.ttft) == ("CrashLoop", 0, None)
+
+
+def test_pods_of_a_service_whose_name_is_no_label(fleet):
+    fleet.cluster.listed = [service("llama-3.1-8b")]
+    fleet.cluster.pods = lambda: [pod("a", base_name("llama-3.1-8b"))]
+    fleet.look()
+    (row,) = fleet.look()
+    assert row.activity.pods == 1
 
 
 def test_sorting_and_filtering(fleet):
