@@ -22,7 +22,7 @@ from paceline_local.leftovers import is_up, lock_stack
 from paceline_local.manifests import age
 from paceline_local.processes import marked
 from paceline_local.state import MARKER, StateDir
-from paceline_operator.names import base_name, labels
+from paceline_operator import names
 
 GOOD = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 
@@ -176,8 +176,8 @@ def test_conditions_stay_readable_on_a_narrow_terminal():
 def test_what_belongs_to_a_service_whose_name_is_no_label():
     name = "llama-3.1-8b"
     meta = {"namespace": "default", "name": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
-    pod = {"metadata": {"namespace": "default", "name": "p", "labels": labels(name)}, "spec": {}}
-    addresses = {f"default/{base_name(name)}": "127.9.128.16:8000"}
+    pod = {"metadata": {"namespace": "default", "name": "p", "labels": names.labels(name)}, "spec": {}}
+    addresses = {f"default/{names.base_name(name)}": "127.9.128.16:8000"}
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(services_view([{"metadata": meta, "spec": {}}], [pod], addresses, now=1767225605.0))
     text = console.export_text()
