@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline_core.wire import RequestRecord
-from paceline_operator.tuning.guard import ALPHA, Verdict, judge, margins, weigh
+from paceline_operator.tuning.guard import ALPHA, Verdict, batch_seconds, batches_had, batches_needed, judge, margins, weigh
 from paceline_operator.tuning.objective import Objective
 
 RUNS, BATCHES = 200, 100
@@ -93,3 +93,40 @@ def test_whoever_still_waits_counts_once_waiting_is_too_long():
     objective, waiting = Objective(1.0, 0.05), record("unfinished", output_tokens=0)
     assert margins([waiting], objective, 101.5, unknown=-1.0) == []  # not settled yet
     assert margins([waiting], objective, 103.0, unknown=-1.0) == [(100.0, 0.0)]
+
+
+# can it be shown?
+
+
+def simulated(gain, share, rate, pods, batch, seed):
+    """Batches until "no worse" passes, of pods of which one serves `gain` more of its requests in time."""
+    rng, differences, sides = random.Random(seed), [], ([], [])
+    for _ in range(5000):
+        for side, count, chance in ((0, 1, share + gain), (1, pods - 1, share)):
+            for _ in range(
+                int(rng.random() < batch * rate * count) if batch * rate * count < 1 else round(batch * rate * count)
+            ):
+                # half as much variance as zeros and ones have
+                sides[side].append(chance + 0.5**0.5 * ((rng.random() < chance) - chance))
+        if all(sides):
+            differences.append(sum(sides[0]) / len(sides[0]) - sum(sides[1]) / len(sides[1]))
+            sides = ([], [])
+        if len(differences) > 10 and judge(differences).verdict is not Verdict.OPEN:
+            break
+    return len(differences)
+
+
+@pytest.mark.parametrize(("gain", "share", "rate", "pods"), [(0.0, 0.9, 0.4, 2), (0.1, 0.6, 0.2, 2), (0.0, 0.98, 2.0, 3)])
+def test_how_many_batches_a_pass_takes_is_known_before(gain, share, rate, pods):
+    per_batch = batches_had(rate, pods, 720.0, 1.5)[1]
+    needed = batches_needed(gain, share, per_batch, pods)
+    counts = sorted(simulated(gain, share, rate, pods, 1.5, seed) for seed in range(60))
+    assert 0.5 * needed < counts[len(counts) // 2] < 2.0 * needed
+
+
+def test_a_small_gain_on_little_traffic_cannot_be_shown_and_a_large_one_can():
+    had, per_batch = batches_had(0.05, 2, 720.0, 1.5)
+    assert batches_needed(0.03, 0.6, per_batch, 2) > had > batches_needed(0.4, 0.3, per_batch, 2)
+    assert batches_had(0.0, 2, 720.0, 1.5) == (0.0, 0.0) and batches_needed(0.5, 0.5, 0.0, 2) == float("inf")
+    assert batches_had(50.0, 3, 720.0, 1.5)[0] == pytest.approx(480.0)  # no more than there are batches
+    assert [batch_seconds(interval) for interval in (10.0, 30.0, 600.0)] == [1.0, 1.5, 10.0]

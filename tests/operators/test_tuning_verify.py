@@ -13,7 +13,9 @@ from paceline_operator.tuning.facts import Ask, Facts, PodFact
 from paceline_operator.tuning.guard import Evidence, Verdict, judge
 from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.outcome import revert, settle
+from paceline_operator.tuning.service_rate import Lately
 from paceline_operator.tuning.state import Phase, Reason, State, Trial
+from paceline_operator.tuning.stretch import Stretch
 from paceline_operator.tuning.traffic import MOST_CHANGES, budget_left, follow
 from paceline_operator.tuning.twin import Forecast
 
@@ -99,6 +101,71 @@ def test_few_requests_or_a_short_time_prove_nothing():
     for evidence in (judge([0.5] * 10, requests=10), None):
         assert compared(evidence)[0].phase is Phase.COMPARING
     assert compared(BETTER, applied=4.5 * INTERVAL)[0].phase is Phase.COMPARING
+
+
+def test_fewer_requests_do_where_there_is_no_doubt():
+    clear, plain = judge([0.9] * 12, requests=8), judge([0.3] * 12, requests=8)
+    assert clear.passed >= 400 > plain.passed >= 20
+    assert compared(clear)[0].history[-1].outcome == "Settled(Kept)"
+    assert compared(plain)[0].phase is Phase.COMPARING
+    assert compared(replace(clear, requests=7))[0].phase is Phase.COMPARING
+    assert (
+        compared(clear, applied=4.5 * INTERVAL)[0].phase is Phase.COMPARING
+    )  # an interval it must be, whatever it looks like
+
+
+# canaries
+
+
+CANARY = replace(TRIAL, pods=("pod-0",), applied=1.0)
+
+
+def tried(evidence, waited, *, lately=None, **trial):
+    """What becomes of 32 → 24 slots on one of three pods, `waited` intervals after they were applied."""
+    state = State(spec_hash="h1", phase=Phase.CANARY, trial=replace(CANARY, **trial))
+    pods = tuple(PodFact(f"pod-{i}", f"pod-{i}") for i in range(3))
+    facts = Facts("Auto", "h1", OLD, pods, None, INTERVAL, evidence=evidence, lately=lately or Lately())
+    return advance(state, facts, 1.0 + waited * INTERVAL)[0]
+
+
+def test_a_canary_that_is_no_worse_and_will_be_clear_soon_is_waited_for():
+    soon, late = judge([0.0] * 20, requests=40), judge([0.0] * 8, requests=16)
+    assert soon.verdict is Verdict.OPEN
+    assert tried(soon, 11).phase is Phase.CANARY and tried(soon, 15).phase is Phase.CANARY
+    assert tried(late, 11).history[-1].outcome == "Reverted(LowTraffic)"  # it would take twice as long as is waited at most
+    assert tried(soon, 25).history[-1].outcome == "Reverted(LowTraffic)"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "trial"), [(judge([-0.03] * 20), {}), (judge([0.0] * 20), {"single": True}), (None, {})]
+)
+def test_a_canary_that_looks_worse_or_has_nobody_beside_it_is_not_waited_for(evidence, trial):
+    assert tried(evidence, 9).phase is Phase.CANARY
+    assert tried(evidence, 11, **trial).history[-1].outcome == "Reverted(LowTraffic)"
+
+
+def decided(rate, gain, *, share=0.6, pods=2, lately=None):
+    """What becomes of a decision that promises so much, at so many requests per second of the service."""
+    now = 100.0 * INTERVAL
+    stretch = Stretch(0.0, 200, rate, 1.0, 100.0, 200.0, 50.0, share)
+    promise = Decision(
+        "Change", "Better", "better", target=NEW, gain=gain, current=Forecast(100, share, share, *[1.0] * 6, 0, 0.5),
+        best=Forecast(100, share + gain, share + gain, *[1.0] * 6, 0, 0.5),
+    )  # fmt: skip
+    facts = Facts(
+        "Auto", "h1", OLD, tuple(PodFact(f"pod-{i}", f"pod-{i}") for i in range(pods)), None, INTERVAL, decision=promise,
+        stretch=stretch, lately=lately or Lately(),
+    )  # fmt: skip
+    return advance(State(spec_hash="h1", phase=Phase.OBSERVING), facts, now)[0]
+
+
+def test_what_a_canary_could_not_show_is_not_begun():
+    state = decided(0.1, 0.03)
+    assert state.reason == "TooLittleTraffic" and state.trial is None and not state.begun and state.next_search > 0
+    assert decided(4.0, 0.03).phase is Phase.CANARY and decided(0.5, 0.3).phase is Phase.CANARY
+    assert decided(0.1, 0.03, pods=1).phase is Phase.CANARY  # one pod is judged by what it did before
+    starved = Lately(20, 0.0, 0.0, 50.0, 0.0, 1.0)
+    assert starved.starved and decided(0.1, 0.03, lately=starved).phase is Phase.CANARY
 
 
 @pytest.mark.parametrize(
@@ -237,6 +304,33 @@ def test_a_freeze_is_looked_at_again_soon_and_ever_more_rarely_if_it_lasts():
     assert waits == [2, 2, 2, 4, 8, 8, 8] and state.idle_searches == 5
     thawed, _ = advance(state, replace(facts(), decision=Decision("Hold", "NoBetter", "")), 500.0)
     assert thawed.freezes == 0
+
+
+def lost(*, share, requests=20, phase=Phase.SETTLED, kept=True):
+    """Whether the twin is asked in the calm after a change, with so many of the last requests in time."""
+    state = State(spec_hash="h1", phase=phase, kept=kept, cooldown=200.0, next_search=900.0, shift=(1.0, 1.0, 1.0, 1.0))
+    stretch = Stretch(0.0, 200, 1.0, 1.0, 100.0, 200.0, 50.0, 0.9)
+    view = Service(Knobs(max_num_seqs=64), pods=1).run(20, every=10.0).brain.view
+    known = Facts(
+        "Auto", "h1", OLD, (PodFact("pod-0", "pod-0"),), view, INTERVAL, stretch=stretch, lately=Lately(requests, 0.5, share)
+    )  # fmt: skip
+    return advance(state, known, 150.0)[1] == (Ask(),)
+
+
+def test_an_objective_that_is_lost_again_does_not_wait_for_the_calm_after_a_change_to_end():
+    assert lost(share=0.5)
+    assert not lost(share=0.96) and not lost(share=0.9)  # kept; two of twenty may be a stray burst
+    assert not lost(share=0.5, phase=Phase.REVERTED)  # who was wrong a minute ago waits
+    assert not lost(share=0.5, kept=False)  # the change hadn't brought it back: its backlog may still be there
+
+
+def test_settling_remembers_whether_the_objective_is_kept():
+    known = replace(facts(), after=(100, 0.97))
+    for share, kept in ((0.97, True), (0.9, False)):
+        state, _ = settle(
+            State(phase=Phase.VERIFYING, trial=TRIAL), TRIAL, replace(known, after=(100, share)), 0.0, "Verified", ""
+        )
+        assert (state.kept, state.share) == (kept, share)
 
 
 # what follows from a change for the next one

@@ -10,7 +10,7 @@ from typing import Any
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.facts import Ask, Facts, PodFact, Tell
-from paceline_operator.tuning.guard import Evidence, margins, weigh
+from paceline_operator.tuning.guard import Evidence, batch_seconds, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.objective import Objective
@@ -32,7 +32,6 @@ _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
 _DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
-_BATCHES = 20  # per interval: time batches of the guard, of which equal pods pass thirty
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
 
 
@@ -181,7 +180,7 @@ class Brain:
             return None
         sides = [[n for n in self.ledgers if (n in trial.pods) is (among is not trial.control)] for among in (True, False)]
         changed, others = (self._scores(names, objective, now, trial.applied) for names in sides)
-        start, end, batch = trial.applied, now - objective.settle, min(10.0, max(1.0, interval / _BATCHES))
+        start, end, batch = trial.applied, now - objective.settle, batch_seconds(interval)
         if trial.single:
             start = self._backlog_gone(trial, interval, now)
             others = [(arrival, trial.score) for arrival, _ in changed]

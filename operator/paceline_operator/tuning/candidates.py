@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline_core.errors import KnobError
-from paceline_core.knobs import CostClass, Knobs, Strategy, knob
+from paceline_core.knobs import KNOBS, CostClass, Knobs, Strategy, knob, knobs_to_wire
 from paceline_core.step_time import TRUSTED, StepModel
 
-__all__ = ["TUNED", "allowed", "between", "ladder", "merge_changes", "trusted_most"]
+__all__ = ["FEATURES", "TUNED", "allowed", "between", "changes_between", "ladder", "merge_changes", "trusted_most"]
 
 # what is searched, in this order: each is swept with the best of those before it
 TUNED = ("maxNumSeqs", "maxNumBatchedTokens", "longPrefillThreshold", "maxQueueDelay")
-_FEATURE = {"maxNumSeqs": "decode_tokens", "maxNumBatchedTokens": "prefill_tokens"}
+FEATURES = {"maxNumSeqs": "decode_tokens", "maxNumBatchedTokens": "prefill_tokens"}
 _SMALLEST = {"maxNumSeqs": 1, "maxNumBatchedTokens": 32, "longPrefillThreshold": 128}  # smaller chunks: a step for each
 _LARGEST = {"maxNumSeqs": 4096, "maxNumBatchedTokens": 32_768, "longPrefillThreshold": 8192}
 _DELAYS = (0.0, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)  # seconds
@@ -50,7 +50,7 @@ def trusted_most(name: str, model: StepModel) -> int:
 
     What is in force stays allowed: it is known by running, whatever the model saw.
     """
-    feature = _FEATURE.get(name)
+    feature = FEATURES.get(name)
     if feature is None or feature not in model.seen:
         return _LARGEST[name]
     known = int(TRUSTED * model.seen[feature][1])
@@ -96,3 +96,9 @@ def _inside(value: Any, ends: tuple[Any, Any] | None) -> bool:
         return True
     low, high = ends
     return (low is None or low <= value) and (high is None or value <= high)
+
+
+def changes_between(old: Knobs, new: Knobs) -> dict[str, Any]:
+    """Return what differs in `new`, in wire form."""
+    before, after = knobs_to_wire(old), knobs_to_wire(new)
+    return {spec.name: after[spec.name] for spec in KNOBS if before[spec.name] != after[spec.name]}

@@ -16,7 +16,7 @@ from paceline_core.knobs import KNOBS, Knobs, knobs_from_wire, knobs_to_wire
 from paceline_operator.tuning.advice import advise, hardware
 from paceline_operator.tuning.candidates import allowed
 from paceline_operator.tuning.fidelity import Fidelity, check
-from paceline_operator.tuning.preference import DRAIN_TIE, better, certain_gain, drain_gain
+from paceline_operator.tuning.preference import DRAIN_TIE, certain_gain, clearly_better, drain_gain
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.search import Found, search
 from paceline_operator.tuning.twin import Forecast, Twin
@@ -81,7 +81,7 @@ def decide(question: Question) -> Decision:
         return Decision("Hold", "TooFewRequests", f"{counted} requests under the current knobs, {MIN_REQUESTS} are needed")
     if not fidelity.ok:
         return Decision("Freeze", "TwinOff", fidelity.complaint, errors=fidelity.errors)
-    ahead = twin.forecast(knobs, load=question.load)
+    ahead = twin.forecast(knobs, load=question.load, watch=True)
     if question.only is None and _is_kept(question, ahead):
         # no search: the cheapest answer is the usual one
         return Decision(
@@ -129,7 +129,7 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     if not drains and question.objective.stated and question.only is None and not _is_certain(found):
         text = f"the best setting would gain {gain:.1%} on these requests, which may be chance"
         return Decision("Hold", "Chance", text, **common)
-    if better(question.objective, *found.now):
+    if clearly_better(question.objective, *found.now, by=_SHARE_GAIN):
         return Decision("Hold", "WorseNow", "what is best for the load to come would be worse for the load of now", **common)
     assert allowed(found.changes, question.bounds) or question.only is not None, "the search leaves the bounds"
     return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)

@@ -21,6 +21,7 @@ What isn't covered: with one pod, "before" and "after" differ by the traffic as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -30,12 +31,24 @@ from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.service_rate import STARVED, ServiceRates
 
-__all__ = ["ALPHA", "HARM_MARGIN", "Evidence", "Verdict", "judge", "margins", "weigh"]
+__all__ = [
+    "ALPHA",
+    "HARM_MARGIN",
+    "Evidence",
+    "Verdict",
+    "batch_seconds",
+    "batches_had",
+    "batches_needed",
+    "judge",
+    "margins",
+    "weigh",
+]
 
 ALPHA = 0.05
 HARM_MARGIN = 0.02
 PASS_MARGIN = 0.10
 _STAKE = 0.95  # of the most that can't be lost in one batch
+_BATCHES = 20  # per interval
 _PRIOR = (4.0, 0.02)  # weight and variance of the batches imagined before the first, at no difference
 
 
@@ -94,6 +107,34 @@ def _bet(lead: float, variance: float, most_loss: float) -> float:
     if lead <= 0:
         return 0.0
     return min(lead / (variance + lead * lead), _STAKE / most_loss)
+
+
+def batch_seconds(interval: float) -> float:
+    """Return the length of a time batch: equal pods pass after thirty, so there are twenty an interval."""
+    return min(10.0, max(1.0, interval / _BATCHES))
+
+
+def batches_had(rate: float, pods: int, seconds: float, batch: float) -> tuple[float, float]:
+    """Return how many batches to expect in `seconds` at `rate` requests per second of each pod, and the requests of a pod in
+    one: a batch lasts until both sides have a request (two exponential times, the longer of them).
+    """
+    if rate <= 0:
+        return 0.0, 0.0
+    span = max(batch, (1.0 + 1.0 / (pods - 1) - 1.0 / pods) / rate)
+    return seconds / span, rate * span
+
+
+def batches_needed(gain: float, share: float, requests: float, pods: int) -> float:
+    """Return about how many batches of so many `requests` per pod the bet on "no worse" takes to reach 1/α.
+
+    `share` of them are within the objective, `gain` more on the changed pod. Scores vary about half as much as zeros and
+    ones do.
+    """
+    lead = PASS_MARGIN + gain
+    variance = 0.5 * share * (1.0 - share) * (1.0 + 1.0 / (pods - 1)) / requests if requests > 0 else math.inf
+    stake = _bet(lead, variance, 1.0 - PASS_MARGIN)
+    growth = math.log1p(stake * lead) - variance / 2 * (stake / (1.0 + stake * lead)) ** 2
+    return math.log(1 / ALPHA) / growth if growth > 0 else math.inf
 
 
 def weigh(

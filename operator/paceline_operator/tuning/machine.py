@@ -10,19 +10,22 @@ Whatever isn't clear ends in Reverted: the knobs from before are known to work.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.facts import Ask, Effects, Facts, Tell
-from paceline_operator.tuning.guard import HARM_MARGIN
+from paceline_operator.tuning.guard import ALPHA, HARM_MARGIN, Evidence, batch_seconds, batches_had, batches_needed
 from paceline_operator.tuning.outcome import arrow, change, revert
 from paceline_operator.tuning.state import Phase, Reason, State, Trial
-from paceline_operator.tuning.traffic import MOST_CHANGES, budget_left, follow, is_due, looked
+from paceline_operator.tuning.traffic import MOST_CHANGES, budget_left, follow, is_due, is_lost, looked
 from paceline_operator.tuning.verify import enough, verify
 
 __all__ = ["advance"]
 
-_CANARY_MOST = 10  # intervals: what isn't clear by then is LowTraffic
+# Intervals: what isn't clear by the first is LowTraffic, unless it is no worse so far and will be clear by the second if it
+# goes on like this. The test may be looked at for as long as one likes; to give up and begin again costs more than waiting.
+_CANARY_MOST, _CANARY_LONGEST = 10, 24
 _UNHEARD = 1  # interval without a pod that is heard: a trial that nobody watches must not go on
 _APPLY_MOST = 2  # intervals for a pod to take a change over
 _LATEST = 32  # intervals between two searches at most: all requests that the twin is asked about are others then
@@ -81,7 +84,9 @@ def _idle(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
         return state.told("NoMetrics", "no pod's figures can be used, see MetricsAvailable"), ()
     state = follow(state, stretch, now, facts.interval)
     early = now - state.since < facts.interval  # a few seconds say nothing about traffic
-    if early or facts.searching or now < state.cooldown or not is_due(state, stretch, now, facts.percentile):
+    lost = is_lost(state, facts.lately, facts.percentile)
+    calm = now < state.cooldown or not is_due(state, stretch, now, facts.percentile)
+    if early or facts.searching or (calm and not lost):
         return state, ()
     return looked(state, stretch, now, facts.percentile), (Ask(),)
 
@@ -101,6 +106,8 @@ def _decided(state: State, facts: Facts, decision: Decision, now: float) -> tupl
     if not budget_left(state, now, facts.interval):
         text = f"{MOST_CHANGES} changes were made since the traffic shifted: no more until it shifts again"
         return _later(state, facts).told("EnoughChanges", text), ()
+    if text := _cannot_be_shown(facts, decision):
+        return _later(state, facts).told("TooLittleTraffic", text), ()
     return _start(state, facts, decision, now)
 
 
@@ -159,6 +166,28 @@ def _start(state: State, facts: Facts, decision: Decision, now: float) -> tuple[
     return state.told("Trying", text), (Tell("TuningCanary", text),)
 
 
+def _cannot_be_shown(facts: Facts, decision: Decision) -> str:
+    """Return why one pod can't prove a change with the traffic there is, '' if it can: a trial would take it back anyway.
+
+    The gain is promised for the load to come as well as for that of now, of which a canary sees half. A queue that keeps
+    everybody waiting is told by tokens, which there are enough of.
+    """
+    assert facts.stretch is not None and decision.best is not None and decision.current is not None, "as in _start"
+    pods = len(facts.pods)
+    if pods < 2 or facts.lately.starved:
+        return ""
+    rate = facts.stretch.rate / pods
+    gain = (decision.best.attainment - decision.current.attainment) / 2
+    had, per_batch = batches_had(rate, pods, _CANARY_LONGEST * facts.interval, batch_seconds(facts.interval))
+    needed = batches_needed(gain, facts.stretch.attainment, per_batch, pods)
+    if needed <= had:
+        return ""
+    return (
+        f"{decision.message}; with {rate * facts.interval:.1f} requests per pod and interval a canary couldn't show it: "
+        f"it would take {needed:.0f} batches, and there are {had:.0f} in {_CANARY_LONGEST} intervals"
+    )
+
+
 def _try(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
     """Canary and promotion: the guard watches the pods that run the change against those that don't."""
     if reason := _broken(trial, facts):
@@ -180,16 +209,22 @@ def _try(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, E
         state = replace(state, phase=Phase.PROMOTING, since=now).told("Passed", text)
         state, effects = _promote(state, trial, facts, now)
         return state, (Tell("TuningPromoting", text), *effects)
-    if now - trial.applied > _CANARY_MOST * facts.interval:
+    waited = (now - trial.applied) / facts.interval
+    if waited > _CANARY_MOST and not _is_promising(trial, evidence, waited):
         seen = evidence.text if evidence is not None else "nothing could be judged"
-        return revert(
-            state,
-            facts,
-            now,
-            Reason.LOW_TRAFFIC,
-            f"it isn't clear after {_CANARY_MOST} intervals whether it is worse: {seen}",
-        )
+        text = f"it isn't clear after {waited:.0f} intervals whether it is worse: {seen}"
+        return revert(state, facts, now, Reason.LOW_TRAFFIC, text)
     return state, ()
+
+
+def _is_promising(trial: Trial, evidence: Evidence | None, waited: float) -> bool:
+    """Return whether a trial that isn't clear yet is worth waiting for: no worse, and its evidence grows fast enough.
+
+    With one pod, the longer it takes the more of what is seen is the traffic.
+    """
+    if evidence is None or trial.single or evidence.difference < -HARM_MARGIN:
+        return False
+    return math.log(evidence.passed) * _CANARY_LONGEST >= math.log(1 / ALPHA) * waited
 
 
 def _broken(trial: Trial, facts: Facts) -> tuple[Reason, str] | None:

@@ -19,7 +19,11 @@ _BLOCKED = 60  # intervals that a harmful setting isn't tried again; doubles eac
 def settle(state: State, trial: Trial, facts: Facts, now: float, how: str, effect: str) -> tuple[State, Effects]:
     """Keep the change. What was in force before isn't gone back to until the traffic shifts: that would be oscillation."""
     calm, left = now + _CALM_SETTLED * facts.interval, (*state.left, dict(trial.before))
-    state = replace(state, phase=Phase.SETTLED, since=now, trial=None, cooldown=calm, left=left)
+    share = facts.after[1] if facts.after[0] else facts.lately.share
+    state = replace(
+        state, phase=Phase.SETTLED, since=now, trial=None, cooldown=calm, left=left,
+        kept=100 * share >= facts.percentile, share=share,
+    )  # fmt: skip
     state = state.with_change(change(trial, now, f"Settled({how})", effect)).told(how, f"{arrow(trial)}: {effect}")
     return state, (Tell("TuningSettled", state.message),)
 

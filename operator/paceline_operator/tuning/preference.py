@@ -8,10 +8,13 @@ from statistics import fmean, stdev
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.twin import Forecast
 
-__all__ = ["DRAIN_TIE", "better", "certain_gain", "drain_gain"]
+__all__ = ["DRAIN_TIE", "better", "certain_gain", "clearly_better", "drain_gain", "worth"]
 
 _TIE = 0.01  # relative: goodputs closer than this are equal, and latency decides
 _LATENCY_TIE = 0.10
+# Of all requests: so much is luck where one of two settings was picked as the best of some twenty (480 requests tell a share
+# to within 0.02, and the best of many is flattered by about as much again). Less is no reason to turn one more knob.
+_INDISTINCT = 0.04
 # Relative: of settings that work a queue off about as fast, that under which most are served in time meanwhile. Beyond the
 # twin's usual error in tokens/s, and so that the ever smaller gains of ever more slots don't count.
 DRAIN_TIE = 0.10
@@ -30,7 +33,7 @@ def better(objective: Objective, a: Forecast, b: Forecast) -> bool:
     """
     if objective.draining and abs(drain_gain(b, a)) > DRAIN_TIE:
         return a.token_rate > b.token_rate
-    first, second = _worth(objective, a), _worth(objective, b)
+    first, second = worth(objective, a), worth(objective, b)
     if max(first, second) < _FAILED:  # nobody is served in time: what drains the queue fastest
         return a.token_rate > (1 + _TIE) * b.token_rate
     scale = max(first, second, _FAILED)
@@ -40,6 +43,15 @@ def better(objective: Objective, a: Forecast, b: Forecast) -> bool:
     if abs(slow - fast) > _LATENCY_TIE * max(slow, fast):
         return slow < fast
     return a.preemptions < b.preemptions
+
+
+def clearly_better(objective: Objective, a: Forecast, b: Forecast, by: float = _INDISTINCT) -> bool:
+    """Return whether `a` is better in what counts first by more than `by` (a share of requests); latency is no reason."""
+    if objective.draining:
+        return drain_gain(b, a) > DRAIN_TIE
+    if not objective.stated:
+        return worth(objective, a) > (1 + by) * worth(objective, b)
+    return worth(objective, a) > worth(objective, b) + by
 
 
 def drain_gain(old: Forecast, new: Forecast) -> float:
@@ -60,7 +72,7 @@ def certain_gain(old: Forecast, new: Forecast) -> float:
     return fmean(blocks) - _ERRORS * stdev(blocks) / math.sqrt(len(blocks))
 
 
-def _worth(objective: Objective, forecast: Forecast) -> float:
+def worth(objective: Objective, forecast: Forecast) -> float:
     """Return what is to be maximised: the share within the objective, half of it with room for error; or tokens/s."""
     if objective.stated:
         return (forecast.attainment + forecast.soft) / 2

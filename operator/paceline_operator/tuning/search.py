@@ -1,6 +1,7 @@
 """Finds the setting with the most goodput, one knob after the other, from where it is outwards. Pure.
 
-All that is tried is tried on a short piece of the traffic; what looks best there on more of it, and the last two on all.
+All that is tried is tried on a short piece of the traffic; what looks best there on more of it, the last four on all, and
+of those the one with the most room is chosen (`finals`).
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_core.knobs import KNOBS, Knobs, knobs_to_wire
-from paceline_operator.tuning.candidates import TUNED, allowed, between, ladder, merge_changes
+from paceline_core.knobs import Knobs, knobs_to_wire
+from paceline_operator.tuning.candidates import TUNED, between, changes_between, ladder, merge_changes
+from paceline_operator.tuning.finals import STRESS, Finals, is_excluded
 from paceline_operator.tuning.preference import better
 from paceline_operator.tuning.question import Question, Sample
 from paceline_operator.tuning.screen import FINE, ROUGH, Forecaster, Rung, piece_of, shortlist
 from paceline_operator.tuning.twin import Forecast
 
-__all__ = ["Found", "changes_between", "search"]
+__all__ = ["Found", "search"]
 
 _PATIENCE = 2  # settings in a row that are worse than the best: further away from it there is nothing to find
 _TO_FINE, _TO_ALL = 6, 4  # settings that are tried on more of the traffic, and on all of it
@@ -52,7 +54,7 @@ class _Search:
         objective, start, last, worse = self.question.objective, best, None, 0
         for change in changes:
             knobs = merge_changes(start, change)
-            if knobs is None or knobs == start or self._is_excluded(knobs):
+            if knobs is None or knobs == start or is_excluded(self.question, self.base, knobs):
                 continue
             before, last = last, self.rung.forecast(knobs)
             if rising and last == before and last == self.rung.forecast(start):
@@ -74,13 +76,6 @@ class _Search:
         below = self.sweep(best, [change for change in reversed(changes) if change[name] < here])
         return self.rung.best([below, above], 1)[0]
 
-    def _is_excluded(self, knobs: Knobs) -> bool:
-        """Return whether it did harm before, or a knob that follows another leaves its bounds."""
-        changes = changes_between(self.base, knobs)
-        if self.question.only is None and not allowed(changes, self.question.bounds):
-            return True
-        return any(changes == blocked for blocked in self.question.blocked)
-
 
 def search(twin: Forecaster, traffic: Sequence[Sample], knobs: Knobs, question: Question, ahead: Forecast) -> Found:
     """Return the best setting found; with `question.only` the best of those and the current one.
@@ -96,7 +91,10 @@ def search(twin: Forecaster, traffic: Sequence[Sample], knobs: Knobs, question: 
     if not left:
         return _found(rungs, knobs, knobs)
     both.forecast(knobs, ahead)
-    return _found([*rungs, both], knobs, both.best([knobs, *_first_that_is_known(both, left)], 1)[0])
+    hard = Rung(twin, question.objective, STRESS * question.load)
+    winner = Finals(question, knobs, rungs[-1], hard, both).winner(left)
+    best = both.best([knobs, winner], 1)[0] if winner is not None else knobs
+    return _found([*rungs, both], knobs, best)
 
 
 def _found(rungs: Sequence[Rung], knobs: Knobs, best: Knobs) -> Found:
@@ -127,14 +125,3 @@ def _rungs(twin: Forecaster, traffic: Sequence[Sample], question: Question) -> l
     pieces += [finer] if (finer := piece_of(traffic, FINE)) is not None else []
     between_both = (1.0 + question.load) / 2  # one replay has to tell of both loads
     return [Rung(twin, question.objective, between_both, piece) for piece in (*pieces, None)]
-
-
-def _first_that_is_known(both: Rung, settings: Sequence[Knobs]) -> list[Knobs]:
-    """Return the first setting whose steps are all of sizes that the model may speak of, if there is one."""
-    return next(([knobs] for knobs in settings if not both.forecast(knobs).unknown), [])
-
-
-def changes_between(old: Knobs, new: Knobs) -> dict[str, Any]:
-    """Return what differs in `new`, in wire form."""
-    before, after = knobs_to_wire(old), knobs_to_wire(new)
-    return {spec.name: after[spec.name] for spec in KNOBS if before[spec.name] != after[spec.name]}

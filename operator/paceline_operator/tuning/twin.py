@@ -18,7 +18,9 @@ from paceline_sim.trace import Trace
 
 __all__ = ["Forecast", "Twin"]
 
-_SOFT = 0.8  # of the objective: who is within this has room for the twin's error
+# Of the objective: who is within this has room for the twin's error. In the benchmarks its TPOT is off by up to 4 %; at 0.8
+# a setting that is right lost against one with fewer slots that breaks at a little more load
+_SOFT = 0.9
 _ANY_LENGTH = 1 << 24  # tokens: what a pod took fits its model, so the twin needn't know the limit
 
 
@@ -27,11 +29,11 @@ _AVERAGED = ("attainment", "soft", "goodput", "token_rate", "ttft_p50", "ttft_p9
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the twin expects: shares of requests within the objective, and within 0.8 of it (`soft`); requests/s within it
+    """What the twin expects: shares of requests within the objective, and within 0.9 of it (`soft`); requests/s within it
     per pod (`goodput`), generated tokens/s per pod, 95th percentiles in seconds, preemptions, the KV pool's peak share.
 
     `unknown` names the features in which steps would be of a size that the model never saw even half of. `worths` gives per
-    request 1 if it is within 0.8 of the objective, a half if only within all of it, else 0.
+    request 1 if it is within 0.9 of the objective, a half if only within all of it, else 0.
     """
 
     requests: int

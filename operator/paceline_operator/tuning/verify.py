@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline_operator.tuning.facts import Ask, Effects, Facts, Tell
-from paceline_operator.tuning.guard import HARM_MARGIN, Verdict
+from paceline_operator.tuning.guard import ALPHA, HARM_MARGIN, Verdict
 from paceline_operator.tuning.outcome import revert, settle
 from paceline_operator.tuning.state import Phase, Reason, State, Trial
 
@@ -26,6 +26,9 @@ _FASTER = 1.25  # times the tokens/s from before, with a queue on both sides: wh
 _COMPARE_MOST = 10  # intervals
 _APPLY_MOST = 2  # intervals for a pod to take its knobs over
 _PAIRED = 20  # requests on the changed pods, in an interval at least: before that queues from before are what is compared
+# Fewer do where the evidence is what two passes one after the other would give: nothing but the change itself can be what is
+# seen there, and for a service that begins with one slot every minute of waiting is one of failing
+_PAIRED_CLEAR, _CLEAR = 8, (1 / ALPHA) ** 2
 
 
 def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
@@ -106,12 +109,9 @@ def _compare(state: State, trial: Trial, facts: Facts, now: float) -> tuple[Stat
 def enough(trial: Trial, facts: Facts, now: float) -> bool:
     """Return whether a trial has passed: the guard says so, of an interval at least and some requests."""
     evidence = facts.evidence
-    return (
-        evidence is not None
-        and evidence.verdict is Verdict.PASS
-        and evidence.requests >= _PAIRED
-        and now - trial.applied >= facts.interval
-    )
+    if evidence is None or evidence.verdict is not Verdict.PASS or now - trial.applied < facts.interval:
+        return False
+    return evidence.requests >= (_PAIRED_CLEAR if evidence.passed >= _CLEAR else _PAIRED)
 
 
 def _judged_by_twin(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
