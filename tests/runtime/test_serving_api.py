@@ -363,6 +363,26 @@ def test_a_client_that_sends_all_before_it_reads_hears_that_it_is_too_much(
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("pieces", [1, 2, 40], ids="in {} pieces".format)
+def test_an_offer_of_http_2_is_declined_and_the_body_read(
+    shared_runtime: RuntimeProcess, pieces: int, chunked: bool
+) -> None:
+    """Java's client and `curl --http2` offer it with their first request."""
+    body = b'{"prompt": "x", "max_tokens": 5}'
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAAAA\r\n" + length
+    post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + offer + b"\r\n\r\n"
+    sent = post + (b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+    get = b"GET /version HTTP/1.1\r\nHost: x\r\n"
+    sent += get + offer.replace(length, b"") + b"\r\n" + get + b"Connection: close\r\n\r\n"  # and what follows it
+    size = -(-len(sent) // pieces)
+    answer = raw_answer(shared_runtime, *(sent[at : at + size] for at in range(0, len(sent), size)))
+    assert answer.count(b"HTTP/1.1 200 OK") == 3, answer
+    assert b'"completion_tokens":5' in answer
+    assert answer.count(b'{"version":') == 2
+
+
 @pytest.mark.parametrize("said", [b"\x16\x03\x01\x00\xa5", b"FOO / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nnonsense\r\n\r\n"])
 def test_what_is_not_http_gets_an_error_of_the_same_shape(shared_runtime: RuntimeProcess, said: bytes) -> None:
     head, _, body = raw_answer(shared_runtime, said).partition(b"\r\n\r\n")
