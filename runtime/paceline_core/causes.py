@@ -252,6 +252,8 @@ class Causes:
             chapter.parts.preempted += span
             blamed = chapter.story.preempted_by
             blamed[chapter.preemptor] = blamed.get(chapter.preemptor, 0.0) + span
+        elif chapter.phase == "starting":
+            chapter.parts.boundary += span
         else:
             chapter.parts.delayed += span
         chapter.mark = now

@@ -176,9 +176,11 @@ class Engine:
             raise EngineBroken(f"an earlier step failed: {self._broken!r}") from self._broken
         self._fill()
         self._idle = not self._in_flight
+        # who left before the step ended: the rest of that step is no part of their stories
+        gone = self._scheduler.take_ended()
+        stories = self._stories(gone)
         if self._idle:
-            ended = self._scheduler.take_ended()
-            return Turn({}, ended, stories=self._stories(ended))
+            return Turn({}, gone, stories=stories)
         result = self._collect()
         plan = self._in_flight.popleft()
         now = self._now()
@@ -189,7 +191,8 @@ class Engine:
         logprobs = {i: found[: len(tokens[i])] for i, found in result.logprobs.items() if i in tokens}
         prompts = {i: report for i, report in result.prompts.items() if i in tokens}
         ended = self._scheduler.take_ended()
-        return Turn(tokens, ended, plan, result.duration, logprobs, prompts, self._stories(ended))
+        stories |= self._stories(ended)
+        return Turn(tokens, [*gone, *ended], plan, result.duration, logprobs, prompts, stories)
 
     def _stories(self, ended: list[Ended]) -> dict[int, Story]:
         return {each.request.seq_id: self._causes.ended(each) for each in ended}

@@ -86,6 +86,21 @@ def test_a_known_chunk_is_charged_to_whom_it_delays_and_blamed_on_whose_it_is(de
     assert bench.parts(culprit)["delayed"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("turns", range(6))
+def test_who_leaves_while_its_prompt_is_computed_has_no_time_of_the_steps_after(depth: int, turns: int) -> None:
+    bench = Bench(depth=depth, max_num_batched_tokens=100, long_prefill_threshold=100, max_num_seqs=8)
+    bench.add(10, 60)
+    bench.turn(3)
+    leaver = bench.add(350, 1)
+    bench.turn(turns)
+    bench.time.now += 0.0005
+    bench.engine.abort(leaver)
+    bench.finish()
+    parts = bench.parts(leaver)
+    assert all(seconds >= -1e-9 for seconds in parts.values()), parts
+
+
 def test_two_chunks_in_one_step_share_the_blame_by_what_they_cost() -> None:
     bench = Bench()
     victim = bench.add(10, 40)
