@@ -35,10 +35,12 @@ class Pod:
     token_file: Path | None
 
     def get(self, path: str, since: int) -> bytes:
-        """Return the answer of `GET /admin/PATH?since=…`. Raises `OSError` (an `HTTPError` for a refusal)."""
+        """Return the answer of `GET /admin/PATH?since=…`. Raises `OSError` (an `HTTPError` for a refusal), `ValueError` for
+        a token that fits no header."""
         headers = {}
-        if self.token_file is not None:
-            headers["Authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+        if self.token_file is not None:  # while a token is rotated its file has two: the pod takes either
+            token = self.token_file.read_text().split(maxsplit=1)[:1]
+            headers["Authorization"] = f"Bearer {''.join(token)}"
         request = urllib.request.Request(f"{self.url}/admin/{path}?since={since}", headers=headers)  # noqa: S310  # checked
         with urllib.request.urlopen(request, timeout=_POD_TIMEOUT_S) as answer:  # noqa: S310
             body: bytes = answer.read(_POD_LIMIT)
@@ -145,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus(error.code), f"the pod answered {error.code}") from None
         except OSError as error:
             raise _Refused(HTTPStatus.BAD_GATEWAY, f"the pod can't be asked: {error}") from None
+        except ValueError:  # whose words hold the token
+            raise _Refused(HTTPStatus.BAD_GATEWAY, "the pod can't be asked: the token file holds no token") from None
         self._send(body, "application/json")
 
     def _send_json(self, document: object, status: HTTPStatus = HTTPStatus.OK) -> None:

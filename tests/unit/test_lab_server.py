@@ -111,8 +111,13 @@ def test_a_pod_is_asked_with_its_token(serve, tmp_path):
     assert json.loads(ask(lab, "GET", "/lab/api/observe")[1]) == {"path": "/admin/observe?since=0"}
     assert json.loads(ask(lab, "GET", "/lab/api/live")[1])["needsToken"] is False
     assert ask(lab, "GET", "/lab/api/timeline?since=-1")[0].status == 400
+    token.write_text("secret\nolder\n")  # while it is rotated
+    assert ask(lab, "GET", "/lab/api/timeline")[0].status == 200
     token.write_text("wrong")
     assert ask(lab, "GET", "/lab/api/timeline")[0].status == 401
+    token.write_text("schlüssel→")
+    answer, content = ask(lab, "GET", "/lab/api/timeline")
+    assert (answer.status, b"schl" in content) == (502, False)
     token.unlink()
     assert ask(lab, "GET", "/lab/api/timeline")[0].status == 502
 
