@@ -244,6 +244,21 @@ def test_better_is_more_in_time_then_faster_then_fewer_preemptions():
     assert better(objective, forecast(0.0, token_rate=2.0), forecast(0.01))  # nobody in time: what drains the queue
 
 
+def test_a_lower_limit_on_the_slots_is_not_turned_back():
+    """A small budget alone would do as well, by a model that has seen no large batch."""
+
+    def worth(knobs, _load):
+        return 0.4 + 0.3 * (knobs.max_num_batched_tokens == 256) + 0.02 * (knobs.max_num_seqs == 16)
+
+    changes = found_by(Plain(worth), Knobs(max_num_seqs=256)).changes
+    assert changes == {"maxNumSeqs": 16, "maxNumBatchedTokens": 256}
+    more = found_by(
+        Plain(lambda k, _: 0.4 + 0.3 * (k.max_num_batched_tokens == 256) + 0.02 * (k.max_num_seqs > 64)),
+        Knobs(max_num_seqs=64),
+    )
+    assert more.changes == {"maxNumBatchedTokens": 256}  # more of them have to earn it
+
+
 def test_latency_is_no_reason_to_call_a_setting_clearly_better():
     objective = Objective(1.0, 0.05)
     assert not clearly_better(objective, forecast(0.9, ttft_p95=0.1), forecast(0.9, ttft_p95=0.9))

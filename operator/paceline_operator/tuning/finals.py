@@ -54,19 +54,25 @@ class Finals:
         return worth(self.question.objective, self.hard.forecast(knobs))
 
     def _roomiest_near(self, best: Knobs) -> Knobs:
-        """Return `best`, or one with a few slots more or less that has more room."""
-        for factor in _NEARBY:
-            nearby = merge_changes(best, {"maxNumSeqs": round(best.max_num_seqs * factor)})
-            if nearby is None or nearby in (best, self.base) or is_excluded(self.question, self.base, nearby):
-                continue
-            if self._room(nearby) > self._room(best):
-                return nearby
-        return best
+        """Return `best`, or one with more room that has a few slots more or less, with or without its other changes.
+
+        One knob is searched after the other: what is right for sixteen slots needn't be for fourteen.
+        """
+        own = knobs_to_wire(self.base)
+        others = {name: own[name] for name in TUNED[1:]}
+        near = [
+            merge_changes(best, {TUNED[0]: round(f * best.max_num_seqs)}, also) for f in _NEARBY for also in ({}, others)
+        ]
+        return max((best, *self._allowed(*dict.fromkeys(near))), key=self._room)
 
     def _plainest(self, best: Knobs) -> Knobs:
-        """Return `best` without the changes that don't earn their place: each is one more thing to be wrong about."""
+        """Return `best` without the changes that don't earn their place: each is one more thing to be wrong about.
+
+        Fewer slots are none: they hold where the model is wrong about large batches.
+        """
         objective = self.question.objective
-        for name in reversed(TUNED):
+        names = TUNED[1:] if best.max_num_seqs < self.base.max_num_seqs else TUNED
+        for name in reversed(names):
             plainer = merge_changes(best, {name: knobs_to_wire(self.base)[name]})
             if plainer is None or plainer in (best, self.base) or is_excluded(self.question, self.base, plainer):
                 continue

@@ -115,6 +115,8 @@ def _sweeps(state: _Search, best: Knobs) -> None:
     bounds, model = state.question.bounds, state.question.model.base
     for name in TUNED:
         best = state.around(best, ladder(name, best, bounds, model), name)
+        if name == TUNED[0]:  # the other knobs make up for a wrong number of slots, and then look as if they mattered
+            best = state.around(best, between(name, best, bounds, model), name)
     for name in TUNED[:2]:
         best = state.around(best, between(name, best, bounds, model), name)
 
