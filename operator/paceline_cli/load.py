@@ -107,7 +107,7 @@ class _Tally:
     error: str = ""
 
     def take(self, event: dict[str, Any], now: float) -> None:
-        if event.get("choices"):
+        if (choices := event.get("choices")) and not (self.last is not None and all(map(_only_ends, choices))):
             if self.last is None:
                 self.first = now
             else:
@@ -169,6 +169,11 @@ class _Sender:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+
+
+def _only_ends(choice: dict[str, Any]) -> bool:
+    """Whether a choice's event says that it has ended, and nothing else: it comes at once after the last token."""
+    return bool(choice.get("finish_reason")) and not choice.get("text")
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

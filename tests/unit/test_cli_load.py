@@ -19,6 +19,8 @@ async def _completions(request):
     made = body["max_tokens"] - (1 if body["prompt"] == "cut me" else 0)
     for _ in range(made):
         await response.write(b'data: {"choices": [{"text": "x"}]}\n\n')
+    if body["prompt"] == "tell the end":
+        await response.write(b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n')
     usage = json.dumps({"choices": [], "usage": {"completion_tokens": made}}).encode()
     await response.write(b"data: " + usage + b"\n\ndata: [DONE]\n\n")
     return response
@@ -47,6 +49,12 @@ async def test_every_request_gets_an_outcome_in_order(server):
     assert sorted(seen) == [0, 1, 3, 4]
     assert outcomes[1].first_token is None
     assert outcomes[0].sent <= outcomes[0].first_token <= outcomes[0].end
+
+
+async def test_the_event_of_the_end_is_no_token(server):
+    outcomes = await run_load(server, "m", [LoadRequest("tell the end", 3), LoadRequest("tell the end", 0)])
+    assert [len(o.gaps) for o in outcomes] == [2, 0]
+    assert outcomes[1].first_token == outcomes[1].last_token is not None  # a text that is all empty has begun, too
 
 
 async def test_a_server_that_is_gone_is_an_error_not_an_exception():
