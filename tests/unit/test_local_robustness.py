@@ -10,6 +10,7 @@ import pytest
 
 from paceline_local import events as events_module
 from paceline_local.addresses import Network
+from paceline_local.apiserver.store import Change, Subscription
 from paceline_local.client import Listing
 from paceline_local.container import ContainerRunner, Launch
 from paceline_local.container_state import Waiting
@@ -176,3 +177,13 @@ def test_an_amount_that_is_no_quantity_leaves_the_pod_with_a_reason():
     with pytest.raises(Exception, match="many"):
         unschedulable(odd, {}, {})
     assert "'many' is not a quantity" in _unplaceable(odd, {}, {})
+
+
+def test_a_watch_that_lags_as_far_as_it_may_ends_with_its_kind():
+    inbox, change = Subscription("pods"), Change(1, ("pods", "default", "web"), None, {})
+    room = inbox._changes.maxsize
+    for _ in range(room):
+        inbox.offer(change)
+    assert not inbox.overflowed
+    inbox.end()
+    assert inbox.overflowed, "or it would wait for changes of a kind that there isn't"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterator
@@ -47,9 +46,11 @@ class Subscription:
                 self.overflowed = True
 
     def end(self) -> None:
-        """Let the watch end after what it has: its kind is served no more."""
-        with contextlib.suppress(asyncio.QueueFull):  # then it is cut off as it is
+        """Let the watch end after what it has, or at once if its inbox is full: its kind is served no more."""
+        try:
             self._changes.put_nowait(None)
+        except asyncio.QueueFull:
+            self.overflowed = True
 
     async def next(self) -> Change | None:
         """Wait for the next change; None: there will be no more."""
