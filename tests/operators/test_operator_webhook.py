@@ -268,6 +268,16 @@ def test_certificates_from_files_are_taken_over_without_a_restart(tmp_path):
     assert metrics.certificate_expiry._value.get() == expiry(second.serving).timestamp()
 
 
+def test_classes_that_a_review_uses_never_change_under_it(monkeypatch):
+    """Reviews run on the server's thread, while another reads the classes anew for the next ones."""
+    lists = iter([[cls(), cls(name="gone")], [cls()]])
+    monkeypatch.setattr("paceline_operator.webhook.send", lambda *_, **__: Answer(200, "", {"items": next(lists)}))
+    reader = ClassReader(client.Configuration(), Metrics())
+    used = reader(newest=True)
+    assert reader(newest=True).of(body(MINIMAL | {"className": "gpu"})) is not None
+    assert used.of(body(MINIMAL | {"className": "gone"})) is not None
+
+
 def test_classes_that_cannot_be_read_are_an_error_for_the_failure_policy(server):
     """The embedded server has no such kind here, and a wrong answer would let anything pass."""
     keeper = CertificateKeeper(source(server, "classes"), Metrics())
