@@ -51,7 +51,7 @@ class ClassReader:
             self._metrics.api_calls.labels("GET", "InferenceClass", str(answer.status)).inc()
             if answer.data is None or not 0 < answer.status < 300:
                 raise ApiUnavailable(f"the InferenceClasses can't be read: HTTP {answer.status}: {answer.message[:200]}")
-            self._book = ClassBook(answer.data.get("items") or [])  # reviews under way, on another thread, keep the one before
+            self._book = ClassBook(answer.data.get("items") or [])  # reviews, on another thread, keep the one that they have
             self._read = self._clock()
         return self._book
 
