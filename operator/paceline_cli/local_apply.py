@@ -13,6 +13,7 @@ import yaml
 from paceline_cli.local_common import home_option, namespace_option, with_client
 from paceline_cli.local_kinds import discover
 from paceline_local.errors import ApiError, LocalError
+from paceline_local.json_yaml import JsonLoader, NotJson, load_json_yaml
 from paceline_local.resources import Resource
 from paceline_local.state import StateDir
 
@@ -67,7 +68,9 @@ def read_manifests(filename: str) -> tuple[str, str]:
 def parse_manifests(text: str, source: str) -> list[Document]:
     """Return the manifests of a YAML text. Raises `LocalError` that names the file, the document and the line or field."""
     try:
-        loaded = list(yaml.load_all(text, Loader=_StrictLoader))
+        loaded = list(load_json_yaml(text, _StrictLoader))
+    except NotJson as error:
+        raise LocalError(f"{source}: not a manifest: {error}") from error
     except yaml.YAMLError as error:
         raise LocalError(f"{source}{_line(error)}: not YAML: {getattr(error, 'problem', None) or error}") from error
     documents = []
@@ -80,7 +83,7 @@ def parse_manifests(text: str, source: str) -> list[Document]:
     return documents
 
 
-class _StrictLoader(yaml.SafeLoader):
+class _StrictLoader(JsonLoader):
     """Refuses a key that is there twice: plain YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

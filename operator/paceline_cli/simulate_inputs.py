@@ -182,7 +182,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise FormatError(f"can't read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+    except (UnicodeDecodeError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise FormatError(f"{path.name} is neither JSON nor YAML: {error}") from None
     if not isinstance(data, dict):
         raise FormatError(f"{path.name}: expected a mapping at the top")

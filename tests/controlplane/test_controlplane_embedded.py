@@ -98,6 +98,26 @@ def fails_to_start(state: Path, *arguments: str) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", "[" * 5000 + "]" * 5000),
+        ("application/json", "{"),
+        ("application/yaml", "a: " + "[" * 5000 + "]" * 5000),
+        ("application/yaml", "a: &a [*a]"),
+        ("application/yaml", "a: !!binary aGk="),
+        ("application/yaml", "a: 1\n---\nb: 1\n"),
+    ],
+)
+def test_what_does_not_parse_is_the_clients_fault(client: httpx.Client, kind: str, body: str) -> None:
+    path = "/api/v1/namespaces/default/configmaps"
+    posted = client.post(path, content=body, headers={"Content-Type": kind})
+    apply = {"Content-Type": "application/apply-patch+yaml"}
+    applied = client.patch(f"{path}/x", params={"fieldManager": "t"}, content=body, headers=apply)
+    for answer in (posted, applied):
+        assert (answer.status_code, answer.json()["kind"]) == (400, "Status"), answer.text
+
+
 def test_a_second_server_on_the_same_state_is_refused(server: Embedded) -> None:
     text = fails_to_start(server.state)
     assert text == f"error: another server uses the state folder {server.state}: stop it or give another --state\n"

@@ -98,11 +98,26 @@ def test_documents_lists_and_empty_parts():
         ("apiVersion: 1\nkind: X\nmetadata: {name: a}\n", r"document 1: apiVersion isn't text"),
         ("apiVersion: v1\nkind: [X]\nmetadata: {name: a}\n", r"document 1: kind isn't text"),
         ("a: !!python/object/apply:os.system ['true']\n", r"f\.yaml, line 1: not YAML"),
+        ("a: !!binary aGVsbG8=\n", r"f\.yaml, line 1: not YAML"),
+        ("a: !!set {b, c}\n", r"f\.yaml, line 1: not YAML"),
+        ("a: &a [*a]\n", r"f\.yaml: not a manifest: nested deeper than 100 levels, or contains itself"),
+        ("a: " + "[" * 3000 + "]" * 3000, r"f\.yaml: not a manifest: nested deeper than 100 levels"),
+        ("a: .nan\n", r"f\.yaml: not a manifest: nan is no number in JSON"),
+        ("? [a, b]\n: 1\n", r"f\.yaml, line 1: not YAML: a key must be text"),
+        (
+            "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 9)}]\n" for i in range(9)),
+            "more than 200000 values",
+        ),
     ],
 )
 def test_bad_manifests_name_file_and_place(text, said):
     with pytest.raises(LocalError, match=said):
         parse_manifests(text, "f.yaml")
+
+
+def test_keys_and_times_are_text_as_in_json():
+    text = GOOD + "data: {1: a, true: b, ~: c, 1.5: 2020-01-01}\n"
+    assert parse_manifests(text, "f.yaml")[0].manifest["data"] == {"1": "a", "true": "b", "null": "c", "1.5": "2020-01-01"}
 
 
 def test_fields_that_the_server_dropped_are_found():

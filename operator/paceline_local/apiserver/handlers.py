@@ -17,22 +17,13 @@ from paceline_local.apiserver.scale import bind, read_scale, write_scale
 from paceline_local.apiserver.tables import partial, table
 from paceline_local.apiserver.targets import DeleteOptions, Reply, Target, WriteOptions, parse_path
 from paceline_local.apiserver.watches import Selection, listed, watch
+from paceline_local.json_yaml import load_json_yaml
 
 __all__ = ["Handlers", "error_response"]
 
 _BODY_TYPES = ("application/json", "application/yaml")
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-
-
-class _JsonLoader(yaml.SafeLoader):
-    """YAML with JSON's types: what looks like a time stays text."""
-
-
-_JsonLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 
 
 class Handlers:
@@ -157,9 +148,10 @@ async def _document(request: web.Request) -> Any:
     try:
         text = data.decode()
         if "yaml" in request.content_type and request.content_type in (APPLY, "application/yaml"):
-            return yaml.load(text, _JsonLoader)  # noqa: S506  # a SafeLoader
+            (document,) = load_json_yaml(text)
+            return document
         return json.loads(text)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise bad_request(f"the body can't be parsed: {error}") from error
 
 

@@ -131,7 +131,9 @@ async def _failures(request: web.Request, handler: Handler) -> web.StreamRespons
     except ApiError as error:
         return error_response(error)
     except web.HTTPRequestEntityTooLarge:
-        return error_response(ApiError(413, "RequestEntityTooLarge", f"limit is {_MAX_BODY} bytes"))
+        return error_response(
+            ApiError(413, "RequestEntityTooLarge", f"the request is too large: the limit is {_MAX_BODY} bytes")
+        )
     except Exception as error:  # noqa: BLE001  # the server must go on; the client learns that it's our fault
         _log.exception("%s %s failed", request.method, request.path)
         return error_response(ApiError(500, "InternalError", f"internal error: {error!r}"))
