@@ -278,6 +278,15 @@ def test_a_shift_that_lasts_gives_new_changes_once(views):
     assert state.begun  # back again: traffic that swings doesn't make knobs swing
 
 
+def test_a_change_that_was_begun_when_the_new_traffic_had_just_come_counts_among_its_changes(views):
+    state, now = after(views, [("chat", 30)])
+    came = replace(views["long"], began=now + 1.0)
+    state = replace(state, begun=(1.0, 2.0, now + 2 * INTERVAL), left=(OLD, NEW))
+    for look in range(1, 6):
+        state = follow(state, came, now + look * INTERVAL, INTERVAL)
+    assert state.begun == (now + 2 * INTERVAL,) and state.left == (NEW,)
+
+
 def test_a_day_later_there_may_be_changes_again():
     state = State(begun=(0.0, 10.0, 20.0))
     assert not budget_left(state, 2000 * INTERVAL, INTERVAL) and budget_left(state, 2881 * INTERVAL, INTERVAL)

@@ -47,7 +47,11 @@ def follow(state: State, stretch: Stretch, now: float, interval: float) -> State
     since = state.shifting or now
     if now - since < _LASTS * interval or early:
         return replace(state, shifting=since)
-    return replace(state, shift=found, shifted=now, shifting=0.0, begun=(), left=(), doubt=0.0)
+    # what was begun since the new traffic came is about that: it counts among its changes, and isn't gone back on
+    new = min(since, max(stretch.began, since - _APART * interval))
+    begun = tuple(at for at in state.begun if at >= new)
+    left = state.left[-len(begun) :] if begun else ()
+    return replace(state, shift=found, shifted=now, shifting=0.0, begun=begun, left=left, doubt=0.0)
 
 
 def budget_left(state: State, now: float, interval: float) -> bool:
