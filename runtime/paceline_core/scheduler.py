@@ -215,7 +215,7 @@ class Scheduler:
                 self._output_tokens += len(tokens)
                 if seq.reason is not None:
                     finished.append((seq, seq.reason))
-            if end >= seq.next_full:
+            if end >= seq.next_full and entry.block_table is seq.block_table:  # else it was admitted again since
                 self._kv.register(seq, end)
         for seq, reason in finished:
             self._end(seq, reason, now)

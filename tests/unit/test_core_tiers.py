@@ -115,6 +115,33 @@ def test_batch_work_that_has_lost_its_patience_and_batch_work_that_runs_do_not_s
     assert driver.scheduler.gauges().preemptions == 1
 
 
+def test_batch_work_that_comes_back_while_its_last_step_is_in_flight_shares_no_block_before_it_is_computed() -> None:
+    driver = Driver(
+        Knobs(strategy=Strategy.ITERATION, max_num_seqs=1, max_num_batched_tokens=3, block_size=4),
+        num_blocks=10, depth=2, step_model=MODEL,
+    )  # fmt: skip
+
+    def add(seq_id: int, tokens: list[int], priority: int) -> None:
+        assert driver.add(Request(seq_id, len(tokens), 38 - len(tokens), driver.now, priority, tokens=tokens))
+
+    add(0, [1, 2, 3, 4], BATCH_PRIORITY)
+    while len(driver.outputs[0]) < 8:
+        driver.schedule()
+        driver.complete()
+    driver.schedule()  # position 11, the last one of its third block
+    add(1, [5] * 33, 0)
+    assert driver.schedule() is None  # 0 makes way, but its blocks are in use
+    driver.abort(1)
+    plan = driver.schedule()
+    assert plan is not None
+    assert [(s.start, s.num_tokens) for s in plan.scheduled] == [(8, 3)]  # most of the third block, in other memory
+    driver.complete()
+    driver.abort(0)
+    add(2, [1, 2, 3, 4, *driver.outputs[0]], 0)
+    driver.drain()  # the oracle reads what it is told to share
+    assert driver.ended[2].cached_len == 8
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_skipping_ahead_changes_nothing_where_tiers_mix(depth: int) -> None:
     trace = Trace(tuple(sorted([*batch(12), *interactive(10)], key=lambda request: request.arrival)))
