@@ -197,6 +197,18 @@ def test_of_two_that_do_for_the_load_to_come_the_one_with_room_beyond_it_is_chos
     assert found_by(Plain(worth), Knobs(max_num_seqs=256)).changes == {"maxNumSeqs": 16}
 
 
+def test_of_settings_that_work_a_queue_off_about_as_fast_the_one_with_most_in_time_is_chosen():
+    class Draining(Plain):
+        def forecast(self, knobs, *, load=1.0, watch=False, piece=None):
+            made = super().forecast(knobs, load=load, watch=watch, piece=piece)
+            return replace(made, token_rate={1: 10.0, 8: 60.0, 16: 95.0, 32: 97.0, 64: 100.0}.get(knobs.max_num_seqs, 20.0))
+
+    in_time = {1: 0.0, 8: 0.3, 16: 0.2, 32: 0.1, 64: 0.0}
+    twin = Draining(lambda knobs, _load: in_time.get(knobs.max_num_seqs, 0.0))
+    asked = question(objective=Objective(1.0, 0.05, draining=True))
+    assert found_by(twin, Knobs(max_num_seqs=1), asked).changes == {"maxNumSeqs": 16}
+
+
 @pytest.mark.parametrize(
     ("gain", "changes"), [(0.02, {"maxNumSeqs": 16}), (0.2, {"maxNumSeqs": 16, "longPrefillThreshold": 512})]
 )

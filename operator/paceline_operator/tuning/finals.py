@@ -37,17 +37,20 @@ class Finals:
     both: Rung
 
     def winner(self, settings: Sequence[Knobs]) -> Knobs | None:
-        """Return the setting with the most room, None if the model may speak of none of them."""
-        for setting in sorted(settings, key=self._room, reverse=True):
-            for choice in (self._plainest(self._roomiest_near(setting)), setting):
+        """Return the setting with the most room, None if the model may speak of none of them.
+
+        `settings` are in their order by `last`. That counts where a queue is worked off: its load is beyond any already.
+        """
+        draining = self.question.objective.draining
+        for setting in settings if draining else sorted(settings, key=self._room, reverse=True):
+            near = setting if draining else self._roomiest_near(setting)
+            for choice in (self._plainest(near), setting):
                 if (known := self._known(choice)) is not None:
                     return known
         return None
 
     def _room(self, knobs: Knobs) -> float:
         """Return what a setting is worth at all loads."""
-        if self.question.objective.draining:
-            return self.last.forecast(knobs).token_rate
         return 2 * worth(self.question.objective, self.last.forecast(knobs)) + self._worth_beyond(knobs)
 
     def _worth_beyond(self, knobs: Knobs) -> float:
