@@ -22,8 +22,8 @@ struct Operands {
   int k;
 };
 
-// out[r, c] (+)= Σ x[r, i] · w[i, c] for `R` rows and `cols` ≤ 32 columns.
-template <int R, bool Add, int Step, class W>
+// out[r, c] (+)= Σ x[r, i] · w[i, c] for `R` rows and `cols` ≤ 32 columns; `First`: w hasn't been read for others.
+template <int R, bool Add, int Step, bool First, class W>
 void float_block(const Operands<W>& o, const float* bias, float* out, int64_t ldo, int cols) {
   vf sums[R][kVectors] = {};
   const W* w = o.w;
@@ -32,6 +32,8 @@ void float_block(const Operands<W>& o, const float* bias, float* out, int64_t ld
     vf acc[R][kVectors] = {};
     for (int i = from; i < to; ++i, w += o.ldw) {
       vf column[kVectors];
+      if constexpr (First)
+        for (int c = 0; c < kFloatPanel; c += 64 / static_cast<int>(sizeof(W))) fetch_ahead(w + c);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) column[v] = load(w + v * kLanes);
 #pragma GCC unroll 12
@@ -56,11 +58,11 @@ void float_block(const Operands<W>& o, const float* bias, float* out, int64_t ld
   }
 }
 
-template <int R, bool Add, int Step, class W>
+template <int R, bool Add, int Step, bool First = false, class W>
 void float_rows(Operands<W> o, const float* bias, float* out, int64_t ldo, int cols, int m) {
-  for (; m >= R; m -= R, o.x += R * o.ldx, out += R * ldo) float_block<R, Add, Step>(o, bias, out, ldo, cols);
+  for (; m >= R; m -= R, o.x += R * o.ldx, out += R * ldo) float_block<R, Add, Step, First>(o, bias, out, ldo, cols);
   if constexpr (R > 1) {
-    if (m > 0) float_rows<(R > 4 ? R - 4 : R - 1), Add, Step>(o, bias, out, ldo, cols, m);
+    if (m > 0) float_rows<(R > 4 ? R - 4 : R - 1), Add, Step, First>(o, bias, out, ldo, cols, m);
   }
 }
 
@@ -68,7 +70,11 @@ template <class W>
 void float_panel(const Matrix& w, const W* data, int panel, const float* x, int64_t ldx, int m, float* out, int64_t ldo) {
   const int column = panel * kFloatPanel, cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
   const float* bias = w.bias == nullptr ? nullptr : w.bias + column;
-  float_rows<kRows, false, 1>(Operands<W>{x, ldx, data, kFloatPanel, w.k}, bias, out + column, ldo, cols, m);
+  const Operands<W> first{x, ldx, data, kFloatPanel, w.k};
+  if (m <= kRows) return float_rows<kRows, false, 1, true>(first, bias, out + column, ldo, cols, m);
+  float_block<kRows, false, 1, true>(first, bias, out + column, ldo, cols);
+  const Operands<W> others{x + kRows * ldx, ldx, data, kFloatPanel, w.k};
+  float_rows<kRows, false, 1>(others, bias, out + column + kRows * ldo, ldo, cols, m - kRows);
 }
 
 void gemm(const Matrix& w, const float* x, int64_t ldx, int m, int first, int last, float* out, int64_t ldo, float* scratch) {

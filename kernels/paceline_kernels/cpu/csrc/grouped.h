@@ -92,8 +92,11 @@ void grouped_block(const Matrix& w, const Activations& x, int row, int panel, fl
   __m512 acc[R] = {};
   for (int g = 0; g < groups; ++g) {
     __m512i column[8];
-    group_vectors<K>(group_data<K>(w, panel, g), column);
+    const uint8_t* data = group_data<K>(w, panel, g);
+    for (int v = 0; v < (K == Kind::q4 ? 4 : 8); ++v) fetch_ahead(data + 64 * v);
+    group_vectors<K>(data, column);
     const f16* numbers = group_scales<K>(w, panel, g);
+    fetch_ahead(numbers);
     const __m512 d = (__m512)load(numbers);
     __m512 m{};
     if constexpr (K == Kind::q4) m = (__m512)load(numbers + kIntPanel);

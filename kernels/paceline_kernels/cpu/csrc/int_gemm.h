@@ -71,7 +71,10 @@ void vnni_block(const Matrix& w, const Activations& x, int row, int panel, float
   for (int i = 0; i < w.kp; i += 4) {
     __m512i column[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) column[p] = _mm512_loadu_si512(data + p * step + i * kIntPanel);
+    for (int p = 0; p < P; ++p) {
+      fetch_ahead(data + p * step + i * kIntPanel);
+      column[p] = _mm512_loadu_si512(data + p * step + i * kIntPanel);
+    }
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       int32_t l, h;

@@ -32,18 +32,19 @@ struct Matrix {
   const int32_t* sums = nullptr;
   const uint16_t* groups = nullptr;
   const float* bias = nullptr;
+  bool tame = true;  // every number is below 2^32: see `Tiles`
 
   bool integer() const { return kind == Kind::int8; }
   bool grouped() const { return kind == Kind::q4 || kind == Kind::q8; }
   int panel() const { return integer() || grouped() ? kIntPanel : kFloatPanel; }
   int panels() const { return (n + panel() - 1) / panel(); }
+  int parts() const { return kind == Kind::f32 ? 3 : kind == Kind::f16 ? 2 : 1; }
   int float_panels() const { return (n + kFloatPanel - 1) / kFloatPanel; }
 };
 
 // Rows of activations as a product wants them. Buffers hold whole tiles of kTileRows rows.
 // In 16 bits: as two bytes (`high` · 256 + `low`) or whole (`whole`), whichever the kernels multiply, with a `scale` per row
 // for int8, per group of inputs for q4 and q8. `sum` of each group's numbers: times the scale for q4, times -128 for q8.
-// For split products `high` and `low` hold bfloat16 numbers whose sum is the activation to 16 bits.
 struct Activations {
   int16_t* whole = nullptr;
   uint8_t* low = nullptr;
@@ -90,6 +91,19 @@ struct Span {
   int rows = 0;
 };
 
+// Products of rows as tiles of bfloat16 numbers [row / 16][k / 32][parts][16][32], whose inputs are whole groups: with one part
+// rows and weights (bfloat16, q4, q8) are rounded to bfloat16; float16 and float32 weights, and rows, are split into two and
+// three parts, which is for numbers that are tame: see `rows`.
+struct Tiles {
+  // false if a number of the row is so large (2^64) or not a number that parts can't stand for it
+  bool (*rows)(const float* x, int k, int row, uint16_t* tiles);
+  void (*gemm)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, const Target&, float* scratch);
+  // the same for panels of 16 outputs of both halves of w: tiles of silu or gelu of the first half times the second, and
+  // whether these are tame
+  bool (*silu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
+  bool (*gelu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
+};
+
 struct Kernels {
   const char* name;
   // out[m, n] = x[m, k] · wᵀ + bias for float panels [first, last); `scratch` of gemm_scratch(k) floats where w isn't float32
@@ -99,16 +113,8 @@ struct Kernels {
   void (*gemm_grouped)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo);
   void (*quantise)(const Matrix&, const float* x, int row, const Activations&);
   void (*quantise_groups)(const Matrix&, const float* x, int row, const Activations&);
-  // the same as gemm for float16 weights, by products of bfloat16 parts; null where there are no tiles
-  void (*gemm_split)(const Matrix&, const Activations&, int row, int m, int first, int last, float* out, int64_t ldo, float* scratch);
-  void (*split)(const Matrix&, const float* x, int row, const Activations&);
-  // the same as gemm in bfloat16, for bfloat16, q4 and q8 weights (without a bias where it adds); null where there are no
-  // tiles. Rows are tiles [row / 16][k / 32][16][32]
-  void (*narrow)(const float* x, int k, int row, uint16_t* tiles);
-  void (*gemm_narrow)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, const Target&, float* scratch);
-  // the same for panels of 16 outputs of both halves of w: tiles of silu or gelu of the first half times the second
-  void (*gemm_silu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
-  void (*gemm_gelu)(const Matrix&, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch);
+  // by the parts of a number less one; null where there are no tiles
+  const Tiles* tiles[3];
   int grouped_rows;  // up to so many rows gemm_grouped is the quickest for q4 and q8
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);
   void (*add)(float* to, const float* x, int n);
@@ -122,8 +128,14 @@ struct Kernels {
   int (*largest)(const float* x, int n);  // index of the first of the largest
 };
 
-// Floats of scratch that a thread needs for products with k inputs: a panel in float32, or its two bfloat16 parts.
+// Floats of scratch that a thread needs for products with k inputs: a panel in float32, or two pieces of it in bfloat16.
 constexpr int64_t gemm_scratch(int k) { return static_cast<int64_t>(kFloatPanel) * k + kFloatPanel * kGroup; }
+
+// Inputs at a time of products in parts: 32 outputs' weights for them in three parts (36 KiB) stay in the first-level cache
+// (48 KiB) over all rows, and sums so short are more exact than one of all inputs.
+constexpr int kSplitInputs = 192;
+// The same for products in parts: two pieces of weights, and the sums of so many rows.
+constexpr int64_t split_scratch(int parts, int rows) { return static_cast<int64_t>(kFloatPanel) * (parts * kSplitInputs + rows); }
 
 // One output's weights, widened: a row of a table of embeddings.
 void unpack_row(const Matrix&, int output, float* to);

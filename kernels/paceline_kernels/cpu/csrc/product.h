@@ -38,21 +38,24 @@ class Product {
   // Add the product to `to` [m, n], which is contiguous.
   void add(const Matrix& w, const Rows& rows, int m, float* to);
   // Add to `to` the product of `down` with the gated halves of the product of `gate_up`; false, and nothing is done, where
-  // the kernels don't do both at once.
+  // the kernels don't do both at once, or what is gated isn't tame.
   bool add_gated(const Matrix& gate_up, const Matrix& down, const Rows& rows, int m, bool gelu, float* to);
 
  private:
-  enum class Way { whole, integer, grouped, split, narrow };
+  enum class Way { whole, integer, grouped, tiles };
   // Rows in the form that a way wants; `whole` those that are multiplied as they are.
   struct Prepared {
+    Way way;
     Rows whole;
     Activations parts;
     const uint16_t* tiles = nullptr;
   };
   Way way(const Matrix& w, int m) const;
+  const Tiles* tiles(const Matrix& w) const { return kernels_.tiles[w.parts() - 1]; }
+  // Rows that aren't tame go the way of whole numbers instead of that of tiles.
   Prepared prepared(Way way, const Matrix& w, const Rows& rows, int m);
   Activations parts(Way way, const Matrix& w, int m);
-  void multiply(Way way, const Matrix& w, const Prepared& rows, int m, const Target& to);
+  void multiply(const Matrix& w, const Prepared& rows, int m, const Target& to);
   // Call body(row, rows, first panel, last panel, scratch) for pieces of a product with m rows and so many panels.
   template <class Body>
   void pieces(int m, int block, int panels, int even, int64_t room, const Body& body);

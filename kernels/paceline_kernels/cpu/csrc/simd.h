@@ -42,6 +42,13 @@ inline vf load_some(const float* p, int count) {
 
 inline void save(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 
+// Fetch into the second-level cache what is read 8 KiB further on: memory answers late, and the processor looks ahead within a
+// page of 4 KiB only. A pass of one row over weights of 425 MB took 16.4 ms without it and 14 so.
+template <class T>
+inline void fetch_ahead(const T* p) {
+  __builtin_prefetch(reinterpret_cast<const char*>(p) + 8192, 0, 2);
+}
+
 inline vf spread(float x) { return x - vf{}; }
 
 inline float half_to_float(uint16_t h) {

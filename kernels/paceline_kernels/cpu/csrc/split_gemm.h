@@ -1,128 +1,186 @@
-// Products by AMX with numbers split into two bfloat16 parts, high and low: x · w ≈ xh · wh + xh · wl + xl · wh, with sums in
-// float32. A part has 8 bits of mantissa, so both hold 16, and what is left out is some 2^-16 of a product: for float16
-// weights, whose 11 bits one bfloat16 doesn't hold. Three times the work of bfloat16, a fifth of float32's time.
+// Products by AMX with numbers as sums of bfloat16 parts: float16 weights as two, float32 ones as three, activations as many
+// as the weights. What two parts multiply is summed but for the smallest: x · w ≈ xh · wh + xh · wl + xl · wh with two, which
+// leaves out some 2^-16 of a product, and with three the six products that leave out 2^-24 (Henry, Tang, Heinecke: Leveraging
+// the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations, ARITH 2019). A tile's product is
+// sixteen times as quick as float32's, so six are more than twice as quick.
+//
+// Sums are float32, of kSplitInputs inputs at a time, in an order that doesn't depend on how many rows there are. AMX takes
+// what is below 2^-126 for zero.
 #pragma once
 
-#include "float_gemm.h"
-
-#if defined(__AMX_BF16__)
-#include "amx_tiles.h"
-#endif
+#include "narrow_gemm.h"
 
 namespace paceline {
 namespace {
 
 #if defined(__AMX_BF16__)
 
-constexpr int kPart = kGroup * kFloatPanel;  // numbers of 32 inputs of a panel: two tiles
+// The parts of a row and of the weights that one product is of; 0 is the largest. Small terms come first.
+struct Term {
+  int row, weight;
+};
+constexpr Term kOfTwo[] = {{0, 1}, {0, 0}, {1, 0}}, kOfThree[] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 2}, {0, 0}};
 
-// Activations as two rows of bfloat16: `high` and `low` [rows][k].
-void split(const Matrix& w, const float* x, int row, const Activations& to) {
-  auto* high = reinterpret_cast<bf16*>(to.high) + static_cast<int64_t>(row) * w.k;
-  auto* low = reinterpret_cast<bf16*>(to.low) + static_cast<int64_t>(row) * w.k;
-  for (int i = 0; i < w.k; i += kLanes) {
-    const vf all = load(x + i), top = (vf)(((vi)all + 0x8000) & static_cast<int32_t>(0xFFFF0000));
-    save(high + i, top);
-    save(low + i, all - top);
-  }
+// Term I of a step: tiles 0 to 3 sum, 4 and 5 hold rows, 6 and 7 weights. What the term before has loaded stays.
+template <int Parts, bool Two, int I>
+inline void split_term(const uint16_t* rows, int64_t below, const uint16_t* weights) {
+  constexpr const Term* terms = Parts == 3 ? kOfThree : kOfTwo;
+  constexpr Term term = terms[I], before = I == 0 ? Term{-1, -1} : terms[I - (I > 0)];
+  if (term.row != before.row) _tile_loadd(4, rows + term.row * kTile, 64);
+  if (term.weight != before.weight) _tile_loadd(6, weights + term.weight * 2 * kTile, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if (term.weight != before.weight) _tile_loadd(7, weights + term.weight * 2 * kTile + kTile, 64);
+  _tile_dpbf16ps(1, 4, 7);
+  if (!Two) return;
+  if (term.row != before.row) _tile_loadd(5, rows + below + term.row * kTile, 64);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
 }
 
-// Two rows of numbers become one row of pairs.
-inline vi paired(vf first, vf second) { return (vi)(((__m512i)_mm512_srli_epi32((__m512i)first, 16))) | ((vi)second & static_cast<int32_t>(0xFFFF0000)); }
-
-// 32 inputs [32][32] as four tiles [2 halves of the outputs][high, low][16 pairs of inputs][16 outputs].
-void split_part(const float* from, uint16_t* to) {
-  const vi top = vi{} + static_cast<int32_t>(0xFFFF0000);
-  for (int i = 0; i < kGroup; i += 2)
-    for (int half = 0; half < 2; ++half) {
-      const vf a = load(from + i * kFloatPanel + half * kIntPanel), b = load(from + (i + 1) * kFloatPanel + half * kIntPanel);
-      const vf ah = (vf)(((vi)a + 0x8000) & top), bh = (vf)(((vi)b + 0x8000) & top);
-      const vf al = (vf)((vi)(a - ah) + 0x8000), bl = (vf)((vi)(b - bh) + 0x8000);
-      uint16_t* tile = to + half * kPart + i * kIntPanel;
-      const vi high = paired(ah, bh), low = paired(al, bl);
-      std::memcpy(tile, &high, sizeof high);
-      std::memcpy(tile + kPart / 2, &low, sizeof low);
-    }
-}
-
-// Two tiles of rows times two tiles of outputs: tiles 0 to 3 sum, 4 and 5 hold rows, 6 and 7 weights.
-template <bool Two>
-void split_block(const Activations& x, int row, int k, const uint16_t* parts, float* sums) {
-  const auto* high = reinterpret_cast<const uint16_t*>(x.high) + static_cast<int64_t>(row) * k;
-  const auto* low = reinterpret_cast<const uint16_t*>(x.low) + static_cast<int64_t>(row) * k;
-  const int64_t stride = 2 * k, below = static_cast<int64_t>(kTileRows) * k;
+// Sums [32 or 16][32] of one or two tiles of rows, `below` numbers apart; `stride` in bytes. `beside(step, turn)` is done after each term: with two
+// tiles of rows the tiles' unit needs 64 cycles for it, in which the others have nothing to do.
+template <int Parts, bool Two, class Beside>
+void split_block(const uint16_t* rows, int64_t below, int steps, const uint16_t* weights, float* sums, int64_t stride, const Beside& beside) {
   _tile_zero(0);
   _tile_zero(1);
   if (Two) _tile_zero(2);
   if (Two) _tile_zero(3);
-  for (int i = 0; i < k; i += kGroup, parts += 2 * kPart) {
-    _tile_loadd(4, high + i, stride);
-    _tile_loadd(6, parts + kPart / 2, 64);  // low parts of the weights first: the high ones are needed twice
-    _tile_loadd(7, parts + kPart + kPart / 2, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (Two) {
-      _tile_loadd(5, high + below + i, stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_loadd(6, parts, 64);
-    _tile_loadd(7, parts + kPart, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_loadd(4, low + i, stride);
-    if (Two) {
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-      _tile_loadd(5, low + below + i, stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+  for (int i = 0; i < steps; ++i, rows += Parts * kTile, weights += 2 * Parts * kTile) {
+    [&]<int... I>(std::integer_sequence<int, I...>) {
+      ((split_term<Parts, Two, I>(rows, below, weights), beside(i, I)), ...);
+    }(std::make_integer_sequence<int, Parts*(Parts + 1) / 2>{});
   }
-  constexpr int64_t bytes = kFloatPanel * sizeof(float);
-  _tile_stored(0, sums, bytes);
-  _tile_stored(1, sums + kIntPanel, bytes);
-  if (Two) _tile_stored(2, sums + kTileRows * kFloatPanel, bytes);
-  if (Two) _tile_stored(3, sums + kTileRows * kFloatPanel + kIntPanel, bytes);
+  float* under = sums + kTileRows * stride / static_cast<int64_t>(sizeof(float));
+  _tile_stored(0, sums, stride);
+  _tile_stored(1, sums + kIntPanel, stride);
+  if (Two) _tile_stored(2, under, stride);
+  if (Two) _tile_stored(3, under + kIntPanel, stride);
 }
 
-void gemm_split(const Matrix& w, const Activations& x, int row, int m, int first, int last, float* out, int64_t ldo, float* scratch) {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-  alignas(64) float sums[2 * kTileRows * kFloatPanel];
-  float* wide = scratch + static_cast<int64_t>(kFloatPanel) * w.k;
-  auto* parts = reinterpret_cast<uint16_t*>(scratch);
-  for (int panel = first; panel < last; ++panel) {
-    for (int i = 0; i < w.k; i += kGroup) {
-      widen(w, panel, i, kGroup, wide);
-      split_part(wide, parts + static_cast<int64_t>(i) * 2 * kFloatPanel);
+// A block's sums [rows][32] of some inputs, which are added to those of the inputs before, `so_far` (null: there are none),
+// and left there or, after the last inputs, where the product's sums go.
+struct Sums {
+  const float* sums = nullptr;
+  float *so_far = nullptr, *to = nullptr;
+  int row = 0, rows = 0, panel = 0;  // the left panel of 16 outputs
+
+  template <class Finish>
+  void settle(int r, const Finish& finish) const {
+    vf left = load(sums + r * kFloatPanel), right = load(sums + r * kFloatPanel + kIntPanel);
+    if (so_far != nullptr) {
+      left += load(so_far + r * kFloatPanel);
+      right += load(so_far + r * kFloatPanel + kIntPanel);
     }
-    const int column = panel * kFloatPanel, cols = w.n - column < kFloatPanel ? w.n - column : kFloatPanel;
-    for (int r = 0; r < m; r += 2 * kTileRows) {
-      const int rows = m - r < 2 * kTileRows ? m - r : 2 * kTileRows;
-      if (rows > kTileRows) split_block<true>(x, row + r, w.k, parts, sums);
-      else split_block<false>(x, row + r, w.k, parts, sums);
-      for (int i = 0; i < rows; ++i) {
-        float* to = out + (row + r + i) * ldo + column;
-        if (w.bias == nullptr) std::memcpy(to, sums + i * kFloatPanel, cols * sizeof(float));
-        else for (int c = 0; c < cols; ++c) to[c] = sums[i * kFloatPanel + c] + w.bias[column + c];
-      }
+    if (to == nullptr) return finish(row + r, panel, left, right);
+    save(to + r * kFloatPanel, left);
+    save(to + r * kFloatPanel + kIntPanel, right);
+  }
+};
+
+// Leaves sums in rows of a matrix, with the weights' bias.
+struct Leave {
+  const Matrix& w;
+  const Target& to;
+
+  void operator()(int row, int panel, vf left, vf right) const {
+    half(row, panel * kIntPanel, left);
+    half(row, panel * kIntPanel + kIntPanel, right);
+  }
+
+ private:
+  void half(int row, int column, vf sums) const {
+    const int count = w.n - column;
+    float* out = to.out + row * to.ldo + column;
+    if (count <= 0) return;
+    if (w.bias != nullptr) sums += load_some(w.bias + column, count);
+    if (to.add) sums += load_some(out, count);
+    if (count >= kLanes) save(out, sums);
+    else std::memcpy(out, &sums, count * sizeof(float));
+  }
+};
+
+// Lets the right half of sums through the gate of the left one, and splits them as rows [k] of the next product.
+template <int Parts, vf (*Gate)(vf)>
+struct LetThrough {
+  uint16_t* tiles;
+  int k;
+  vi& most;
+
+  void operator()(int row, int panel, vf gate, vf up) const {
+    vf left = Gate(gate) * up;
+    most = larger_bits(most, left);
+    const int column = panel * kIntPanel;
+    uint16_t* to = tiles + (static_cast<int64_t>(row / kTileRows) * kTileRows * k + column / kGroup * kTile) * Parts + row % kTileRows * kGroup + column % kGroup;
+    for (int part = 0; part < Parts; ++part, to += kTile) {
+      const vf a = part < Parts - 1 ? top(left) : left;
+      save_narrow(to, a);
+      left -= a;
     }
   }
+};
+
+// The product of rows with pairs [first, last) of panels of 16 outputs: panel `step` · p with the one `apart` behind it. A
+// block's sums settle while the next one is multiplied, and the next weights are laid out then.
+template <int Parts, class Finish>
+void split_panels(const Matrix& w, const uint16_t* rows, int row, int m, int first, int last, int step, int apart, const Finish& finish, float* scratch) {
+  const TileConfig config;
+  _tile_loadconfig(&config);
+  alignas(64) float sums[2][2 * kTileRows * kFloatPanel];
+  const int64_t below = static_cast<int64_t>(kTileRows) * w.k * Parts;
+  const int groups = w.k / kGroup, most = kSplitInputs / kGroup, parts = (groups + most - 1) / most;
+  const auto piece = [&](int number) {
+    const int pair = first + number / parts, left = step * pair, from = number % parts * most;
+    return pair < last ? Piece{left, left + apart, from, groups - from < most ? groups : from + most} : Piece{};
+  };
+  float* all = scratch + Widened<Parts>::kOfGroup * most;
+  Widened<Parts> weights(w, most, true, scratch);
+  rows += row / kTileRows * below;
+  Sums before;
+  int turn = 0;
+  for (int number = 0; number < (last - first) * parts; ++number) {
+    const Piece now = piece(number);
+    const uint16_t* tiles = weights.next(now, piece(number + 1));
+    const int each = (2 * kTileRows + now.steps() - 1) / now.steps();
+    const bool ends = now.until == groups;
+    for (int r = 0; r < m; r += 2 * kTileRows, turn ^= 1) {
+      const int count = m - r < 2 * kTileRows ? m - r : 2 * kTileRows;
+      const auto beside = [&](int step, int term) {
+        if (term == 0)
+          for (int i = step * each; i < before.rows && i < (step + 1) * each; ++i) before.settle(i, finish);
+        weights.step(term);
+      };
+      const uint16_t* at = rows + r / kTileRows * below + now.from * Parts * kTile;
+      if (count > kTileRows) split_block<Parts, true>(at, below, now.steps(), tiles, sums[turn], kFloatPanel * sizeof(float), beside);
+      else split_block<Parts, false>(at, below, now.steps(), tiles, sums[turn], kFloatPanel * sizeof(float), beside);
+      float* so_far = all + r * kFloatPanel;
+      before = {sums[turn], now.from > 0 ? so_far : nullptr, ends ? nullptr : so_far, row + r, count, now.left};
+    }
+  }
+  for (int i = 0; i < before.rows; ++i) before.settle(i, finish);
   _tile_release();
 }
 
-constexpr auto kSplitGemm = gemm_split;
-constexpr auto kSplitRow = split;
+template <int Parts>
+void gemm_split(const Matrix& w, const uint16_t* rows, int row, int m, int first, int last, const Target& to, float* scratch) {
+  split_panels<Parts>(w, rows, row, m, first, last, 2, 1, Leave{w, to}, scratch);
+}
+
+template <int Parts, vf (*Gate)(vf)>
+bool gemm_gated_split(const Matrix& w, const uint16_t* rows, int row, int m, int first, int last, uint16_t* gated, float* scratch) {
+  vi most{};
+  split_panels<Parts>(w, rows, row, m, first, last, 1, w.n / kFloatPanel, LetThrough<Parts, Gate>{gated, w.n / 2, most}, scratch);
+  return tame(most);
+}
+
+template <int Parts>
+constexpr Tiles kSplitTiles = {split_row<Parts>, gemm_split<Parts>, gemm_gated_split<Parts, silu>, gemm_gated_split<Parts, gelu>};
+constexpr const Tiles* kTiles[] = {&kNarrowTiles, &kSplitTiles<2>, &kSplitTiles<3>};
 // Beyond these rows rounding the weights to bfloat16 costs less than the integer products save.
 constexpr int kMostGroupedRows = 8;
 
 #else
 
-constexpr decltype(Kernels::gemm_split) kSplitGemm = nullptr;
-constexpr decltype(Kernels::split) kSplitRow = nullptr;
+constexpr const Tiles* kTiles[] = {nullptr, nullptr, nullptr};
 // Beyond these rows widening the weights to float32 costs less than the integer products take longer.
 constexpr int kMostGroupedRows = kBytes == 64 ? 48 : 16;
 

@@ -8,8 +8,7 @@ namespace paceline {
 
 const Kernels& PACELINE_TABLE() {
   static const Kernels table = {
-      PACELINE_NAME, gemm, gemm_int, gemm_grouped, quantise, quantise_groups, kSplitGemm, kSplitRow,
-      kNarrowRow, kNarrowGemm, kSiluGemm, kGeluGemm, kMostGroupedRows,
+      PACELINE_NAME, gemm, gemm_int, gemm_grouped, quantise, quantise_groups, {kTiles[0], kTiles[1], kTiles[2]}, kMostGroupedRows,
       rms_norm, add, gate_mul<silu>, gate_mul<gelu>, rotate, store, attend, attention_scratch, largest};
   return table;
 }

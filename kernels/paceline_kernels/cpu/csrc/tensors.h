@@ -1,6 +1,7 @@
 // What the torch ops and classes share: the machine's team and kernels, and how tensors become plain memory.
 #pragma once
 
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 
@@ -47,6 +48,12 @@ Kind kind_of(const at::Tensor& x) {
   }
 }
 
+// Whether all numbers are below 2^32, and numbers at all.
+bool is_tame(const at::Tensor& x) {
+  const auto [least, most] = at::aminmax(x);
+  return least.item<float>() > -0x1p32f && most.item<float>() < 0x1p32f;
+}
+
 // A packed weight; keeps its tensors alive. `kind` is a number of `Kind`; see `Matrix` for `scales` and `sums`, and `groups`.
 struct Weight : torch::CustomClassHolder {
   Weight(int64_t kind, at::Tensor data, int64_t n, int64_t k, std::optional<at::Tensor> scales, std::optional<at::Tensor> sums,
@@ -63,6 +70,7 @@ struct Weight : torch::CustomClassHolder {
     matrix.sums = sums_.has_value() ? sums_->const_data_ptr<int32_t>() : nullptr;
     matrix.groups = groups_.has_value() ? reinterpret_cast<const uint16_t*>(groups_->const_data_ptr<at::Half>()) : nullptr;
     matrix.bias = floats(bias_);
+    matrix.tame = matrix.parts() == 1 || is_tame(data_);
   }
   Matrix matrix;
 
