@@ -95,7 +95,9 @@ def _prepare(options: dict[str, Any]) -> tuple[Sequence[LoadRequest], Server]:
         )
     elif options["load"] != 1.0:
         raise click.UsageError("--load needs --trace or --generate")
-    server = Server.ask(options["url"].rstrip("/"), options["model"], os.environ.get(options["api_key_env"]))
+    server = Server.ask(
+        options["url"].rstrip("/").removesuffix("/v1"), options["model"], os.environ.get(options["api_key_env"])
+    )
     if trace is None:
         return mixed_lengths(options["requests"], options["seed"]), server
     return prompts_of(trace, server.tokens_per_word, options["seed"]), server

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from paceline_cli.kube import kube_client
 from paceline_cli.top_metrics import Activity, Reading, between, read
 from paceline_core.durations import parse_duration
 from paceline_core.errors import FormatError, PacelineError
@@ -66,14 +67,10 @@ class KubeCluster:
     """
 
     def __init__(self, kubeconfig: Path | None, namespace: str | None) -> None:
-        from kubernetes import client, config
-        from kubernetes.config import ConfigException
+        from kubernetes import client
 
         self._namespace = namespace
-        try:
-            api = config.new_client_from_config(None if kubeconfig is None else str(kubeconfig))  # type: ignore[no-untyped-call]
-        except (ConfigException, OSError) as error:
-            raise PacelineError(f"no usable kubeconfig: {error}") from None
+        api = kube_client(kubeconfig)
         self._core, self._custom = client.CoreV1Api(api), client.CustomObjectsApi(api)
 
     def services(self) -> Sequence[Mapping[str, Any]]:

@@ -11,8 +11,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from paceline_cli.kube import kube_client
 from paceline_cli.local_common import console_of_output
 from paceline_cli.tune_text import explain_service
+from paceline_core.errors import PacelineError
 
 __all__ = ["tune"]
 
@@ -105,7 +107,7 @@ def _share(value: float | None) -> str:
 
 def _services(kubeconfig: Path | None, namespace: str) -> list[Mapping[str, Any]]:
     """Return the InferenceServices of a namespace. Raises `ClickException` if they can't be listed."""
-    from kubernetes import client, config
+    from kubernetes import client
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -113,10 +115,9 @@ def _services(kubeconfig: Path | None, namespace: str) -> list[Mapping[str, Any]
     from paceline_operator.names import GROUP, PLURAL, VERSION
 
     try:
-        path = kubeconfig or state_dir(None).kubeconfig
-        api = client.CustomObjectsApi(config.new_client_from_config(config_file=str(path)))  # type: ignore[no-untyped-call]
+        api = client.CustomObjectsApi(kube_client(kubeconfig or state_dir(None).kubeconfig))
         found: Any = api.list_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL)
         return list(found["items"])
-    except (config.ConfigException, ApiException, HTTPError, OSError) as error:
+    except (PacelineError, ApiException, HTTPError, OSError) as error:
         words = getattr(error, "reason", None) or error
         raise click.ClickException(f"the services can't be listed: {words}; is a stack up, or KUBECONFIG set?") from None

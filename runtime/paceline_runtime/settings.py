@@ -134,7 +134,7 @@ def _read_knobs_file(path: Path) -> Mapping[str, Any]:
         raise SettingsError(f"can't read the knobs file {path}: {error}") from None
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"the knobs file {path} isn't JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("knobs"), dict):
         raise SettingsError(f'the knobs file {path} must look like {{"knobs": {{"maxNumSeqs": 64}}}}')
@@ -148,7 +148,7 @@ def read_step_model(path: Path) -> StepModelDocument:
         UnevenDevice.from_document(document)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"can't read the step model {path}: {error}") from None
-    except (json.JSONDecodeError, FormatError) as error:
+    except (ValueError, RecursionError, FormatError) as error:
         raise SettingsError(f"the step model {path} can't be used: {error}") from None
     return document
 

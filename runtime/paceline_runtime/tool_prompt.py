@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from paceline_runtime.chat_schema import ChatMessage, Function, ToolCall
 
 __all__ = ["template_messages", "template_tools"]
@@ -76,6 +78,6 @@ def _plain(message: ChatMessage) -> dict[str, str]:
 def _arguments(call: ToolCall) -> Any:
     """Return arguments as the object that templates print; a text that isn't JSON stays as it is."""
     try:
-        return json.loads(call.function.arguments)
+        return from_json(call.function.arguments)  # which takes no deeper nesting than bodies may have
     except ValueError:
         return call.function.arguments

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from paceline_core.wire import RequestRecord
 from paceline_runtime.settings import SettingsError
@@ -66,6 +67,8 @@ def open_tracing(endpoint: str, model_name: str) -> Tracing:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise SettingsError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'paceline[otel]'") from None
+    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+        raise SettingsError(f"--otlp-traces-endpoint {endpoint!r} is no address, as in http://collector:4318/v1/traces")
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), model_name)
 
 

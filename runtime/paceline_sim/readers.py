@@ -115,7 +115,7 @@ def _documents(text: str) -> Iterator[ObserveDocument]:
     try:
         data = json.loads(text)
         items = data if isinstance(data, list) else [data]
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         items = [_object(line, row) for row, line in enumerate(text.splitlines(), start=1) if line.strip()]
     for number, item in enumerate(items, start=1):
         try:
@@ -129,6 +129,8 @@ def _object(line: str, row: int) -> Mapping[str, Any]:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise FormatError(f"row {row}: not JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of too many digits, brackets without end
+        raise FormatError(f"row {row}: not JSON ({error})") from None
     if not isinstance(record, dict):
         raise FormatError(f"row {row}: expected a JSON object, got {type(record).__name__}")
     return record

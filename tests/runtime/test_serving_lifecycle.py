@@ -109,6 +109,7 @@ def test_a_bad_model_is_one_line(tmp_path: Path, model: str) -> None:
     ("text", "words"),
     [
         ("{", "isn't JSON"),
+        ("[" * 9999, "isn't JSON"),
         ("[]", '{"knobs"'),
         ('{"knobs": {"maxNumSeqs": "8"}}', "maxNumSeqs"),
         ('{"knobs": {"x": 1}}', "x=1"),
@@ -130,6 +131,12 @@ def test_a_bad_flag_is_not_blamed_on_a_file(refused_start, step_model: str, tmp_
 
 def test_the_example_of_a_step_model_is_one() -> None:
     StepModel.from_document(from_json(StepModelDocument, json.loads(STEP_MODEL_EXAMPLE)))
+
+
+def test_a_step_model_that_is_no_json_is_one_line(refused_start, tmp_path: Path) -> None:
+    path = tmp_path / "step-model.json"
+    path.write_text("[" * 9999)
+    assert "step model" in refused_start(*clock(str(path)))
 
 
 @pytest.mark.parametrize("change", [{"constant": -1}, {"constant": "x"}, {"schemaVersion": 7}])

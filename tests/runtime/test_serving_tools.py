@@ -243,6 +243,17 @@ def test_whatever_is_written_strict_calls_are_valid(
         Draft202012Validator(schema).validate(json.loads(arguments))
 
 
+@pytest.mark.parametrize("arguments", ["[" * 9999, "[" * 960 + "]" * 960, '"\\ud800"', "9" * 9999, "{x"])
+@pytest.mark.parametrize("native", [False, True])
+def test_arguments_that_no_template_can_take_as_an_object_stay_text(arguments: str, native: bool) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    message = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+    (told,) = template_messages([message], [], template_knows_tools=native)
+    if native:
+        assert told["tool_calls"][0]["function"]["arguments"] == arguments
+    json.dumps(told).encode()
+
+
 def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
     messages = [
         ChatMessage(role="system", content="Be brief."),

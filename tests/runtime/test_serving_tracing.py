@@ -73,6 +73,12 @@ def test_a_missing_extra_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) 
         open_tracing("http://localhost:1/v1/traces", "m")
 
 
+@pytest.mark.parametrize("endpoint", ["collector", "collector:4318", "ftp://collector", "http://"])
+def test_what_is_no_address_is_refused_at_once(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="is no address"):
+        open_tracing(endpoint, "m")
+
+
 def test_nothing_is_loaded_unless_asked_for() -> None:
     code = "import sys, paceline_runtime.server; sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

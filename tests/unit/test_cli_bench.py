@@ -102,7 +102,7 @@ def test_a_load_is_measured_and_reported(start, tmp_path):
 
 def test_json_figures_and_a_closed_loop(start):
     url, handler = start()
-    result = invoke("--url", url + "/", "--requests", 30, "--closed", 3, "--json", OPENAI_API_KEY="k1")
+    result = invoke("--url", url + "/v1/", "--requests", 30, "--closed", 3, "--json", OPENAI_API_KEY="k1")
     figures = json.loads(result.output)
     assert figures["requests"] == 30
     assert figures["failed"] == 0

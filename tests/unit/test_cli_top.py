@@ -2,6 +2,7 @@
 
 import math
 
+import click
 import pytest
 from click.testing import CliRunner
 from textual.widgets import DataTable, Static
@@ -196,9 +197,14 @@ def test_bad_options(arguments, words):
     assert words in result.output
 
 
-def test_an_unusable_kubeconfig_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    "content", [b"{}", b"", b"words", b"- 1", b"a: [1", b"\xff\xfe\xfd", b"clusters: 5\ncurrent-context: a", b"[" * 9999]
+)
+@pytest.mark.parametrize("command", [["top", "--once"], ["tune", "status"]], ids=" ".join)
+def test_an_unusable_kubeconfig_is_one_line(tmp_path, command, content):
     config = tmp_path / "config"
-    config.write_text("{}")
-    result = CliRunner().invoke(cli, ["top", "--once", "--kubeconfig", str(config)])
-    assert isinstance(result.exception, PacelineError)
+    config.write_bytes(content)
+    result = CliRunner().invoke(cli, [*command, "--kubeconfig", str(config)], standalone_mode=False)
+    assert isinstance(result.exception, PacelineError | click.ClickException)
     assert "no usable kubeconfig" in str(result.exception)
+    assert "\n" not in str(result.exception)

@@ -62,6 +62,8 @@ def test_csv_of_seconds_with_other_columns_and_a_byte_order_mark(tmp_path):
         ('{"timestamp": 0, "input_length": 5, "output_length": -1}', "row 1: output_length is -1"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [1, "a"]}', "row 1: hash_ids is [1, 'a']"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n\n{"input_length', "row 3: not JSON"),
+        ('{"timestamp": ' + "[" * 9999, "row 1: not JSON"),
+        ('{"timestamp": ' + "9" * 9999 + "}", "row 1: not JSON"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 1}\n[1]', "row 2: expected a JSON object, got list"),
         ("[1]", "document 1: ObserveDocument must be a JSON object"),
         ('{"instance": "a"}', "document 1: ObserveDocument lacks the fields cursor, now"),
