@@ -52,7 +52,7 @@ def read_bundle(data: dict[str, bytes]) -> Bundle | None:
     except (KeyError, ValueError, IndexError, TypeError):
         return None
     fits = all(key.public_key() == cert.public_key() for key, cert in zip(keys, (signer, serving), strict=True))
-    return bundle if fits else None
+    return bundle if fits and isinstance(keys[0], ec.EllipticCurvePrivateKey) else None
 
 
 def issue(names: Sequence[str], now: datetime) -> Bundle:
@@ -155,7 +155,10 @@ def _general_name(name: str) -> x509.GeneralName:
 
 
 def _names_of(certificate: x509.Certificate) -> list[str]:
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:  # not one of ours
+        return []
     return sorted([*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))])
 
 

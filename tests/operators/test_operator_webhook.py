@@ -9,6 +9,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from kubernetes import client, config
 from operator_kit import MINIMAL, body, set_at, settings
 from test_operator_class import cls
@@ -151,6 +153,19 @@ def test_a_broken_secret_counts_as_none(name, value):
     else:
         data[name] = issue(NAMES, NOW).data()[name] if value == "other" else value
     assert read_bundle(data) is None
+
+
+@pytest.mark.parametrize("kind", ["EC", "RSA"])
+def test_certificates_that_somebody_else_made_are_replaced(kind):
+    key = ec.generate_private_key(ec.SECP256R1()) if kind == "EC" else rsa.generate_private_key(65537, 2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "by hand")])
+    blank = x509.CertificateBuilder(name, name, key.public_key(), 1, NOW, NOW + timedelta(days=365))
+    made = blank.sign(key, hashes.SHA256())
+    pem = made.public_bytes(serialization.Encoding.PEM)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    parts = pem, key.private_bytes(*form), pem, key.private_bytes(*form)
+    found = read_bundle(dict(zip(("ca.crt", "ca.key", "tls.crt", "tls.key"), parts, strict=True)))
+    assert found is None or next_bundle(found, NAMES, pem, NOW).serving != pem
 
 
 @pytest.fixture(scope="module")
