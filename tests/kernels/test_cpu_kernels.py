@@ -176,6 +176,25 @@ def test_attention(kernels, head_dim, heads, kv_heads, window, soft_cap, dtype):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_attention_of_many_decodes(kernels, window, dtype):
+    """With sequences enough one thread reads a sequence for all heads, unless it is longer than a cache holds."""
+    generator = torch.Generator().manual_seed(4)
+    starts = [0, 1, 31, 32, 63, 64, 65, 127, 200, 301, 1500]
+    spans, used = [], 0
+    for start in starts:
+        blocks = -(-(start + 1) // 16)
+        spans.append(SequenceSpan(start, 1, range(used, used + blocks)))
+        used += blocks
+    cache = torch.randn(used, 16, 2, 3, 64, generator=generator).to(dtype)
+    queries = torch.randn(len(starts), 6, 64, generator=generator)
+    batch = AttentionPlanner(16, torch.float32, window=window).plan(spans)
+    expected = paged_attention.reference(queries, cache.float(), batch, Gather(), 0.125, window=window)
+    found = torch.ops.paceline_cpu.attention(queries, cache, batch.spans, batch.tables, 0.125, 0.0, window or 0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 3, 1, 32
 
 

@@ -51,17 +51,28 @@ inline void fetch(const T* row, int n) {
   for (int j = 0; j < n; j += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(row + j, 0, 2);
 }
 
-// `left` keys from the first on are read sooner or later: those of the next tile are fetched while this one is copied, since
-// no processor foresees where a block table leads.
+// What is read of a sequence: keys [begin, end) of one KV head and their values. `together`: one thread does all heads, one
+// after another, and the first fetches all heads' keys and values.
+struct Reading {
+  const int32_t* blocks;
+  int kv_head, begin, end;
+  bool together;
+};
+
+// So many keys before they are read they are fetched, since no processor foresees where a block table leads.
+constexpr int kKeysAhead = 32;
+
 template <class T>
-void copy_rows(const Cache& cache, const int32_t* blocks, int kv_head, int first, int count, int left, float* keys, float* values) {
+void copy_rows(const Cache& cache, const Reading& read, int first, int count, float* keys, float* values) {
   const int d = cache.head_dim, w = wide(d);
-  PoolRows<T> rows(cache, blocks, kv_head, first), later(cache, blocks, kv_head, first + (left > kKeys ? kKeys : 0));
+  const bool fetches = !read.together || read.kv_head == 0;
+  int fetched = first == read.begin ? first : first + kKeysAhead;
+  PoolRows<T> rows(cache, read.blocks, read.kv_head, first), later(cache, read.blocks, read.kv_head, fetched < read.end ? fetched : first);
   for (int i = 0; i < count; ++i) {
-    if (i + kKeys < left) {
+    for (; fetches && fetched < read.end && fetched <= first + i + kKeysAhead; ++fetched) {
       const T* soon = later.next();
-      fetch(soon, d);
-      fetch(soon + later.apart(), d);
+      fetch(soon, read.together ? static_cast<int>(cache.row()) : d);
+      if (!read.together) fetch(soon + later.apart(), d);
     }
     const T* row = rows.next();
     copy_row(row, d, keys + i * w);
@@ -69,10 +80,10 @@ void copy_rows(const Cache& cache, const int32_t* blocks, int kv_head, int first
   }
 }
 
-// Keys `first` and on, `count` of the `left` that there are, and their values, as [count][wide(d)] in float32.
-void copy_tile(const Cache& cache, const int32_t* blocks, int kv_head, int first, int count, int left, float* keys, float* values) {
+// Keys `first` and on, `count` of them, and their values, as [count][wide(d)] in float32.
+void copy_tile(const Cache& cache, const Reading& read, int first, int count, float* keys, float* values) {
   const auto copy = cache.kind == Kind::f32 ? copy_rows<float> : cache.kind == Kind::bf16 ? copy_rows<bf16> : copy_rows<f16>;
-  copy(cache, blocks, kv_head, first, count, left, keys, values);
+  copy(cache, read, first, count, keys, values);
 }
 
 // Scores of a row of queries [d] with keys [count][w], some kLanes of them at a time.
@@ -154,10 +165,11 @@ void attend_few(const Attention& a, const Span& span, int kv_head, float* scratc
     states[2 * r] = kHidden;
     states[2 * r + 1] = 0;
   }
-  const int end = span.start + span.rows;
-  for (int first = a.window > 0 && span.start - a.window + 1 > 0 ? span.start - a.window + 1 : 0; first < end; first += kKeys) {
+  const int end = span.start + span.rows, begin = a.window > 0 && span.start - a.window + 1 > 0 ? span.start - a.window + 1 : 0;
+  const Reading read{span.blocks, kv_head, begin, end, span.together};
+  for (int first = begin; first < end; first += kKeys) {
     const int count = end - first < kKeys ? end - first : kKeys;
-    copy_tile(a.cache, span.blocks, kv_head, first, count, end - first, keys, values);
+    copy_tile(a.cache, read, first, count, keys, values);
     for (int r = 0; r < rows; ++r) {
       const int position = span.start + r / share, from = a.window > 0 ? position - a.window + 1 - first : 0;
       score_row(queries + r * w, keys, count, d, w, scores + r * kKeys);

@@ -101,9 +101,10 @@ void attend_many(const Attention& a, const Span& span, int kv_head, int token, i
   float *keys = scratch, *values = keys + kKeys * w;
   const ManyRows rows = lay_out(a, span, kv_head, token, count, values + kKeys * w);
   const int start = span.start + token, end = start + count;
+  const Reading read{span.blocks, kv_head, rows.from[0], end, false};
   for (int first = rows.from[0]; first < end; first += kKeys) {
     const int tile = end - first < kKeys ? end - first : kKeys;
-    copy_tile(a.cache, span.blocks, kv_head, first, tile, end - first, keys, values);
+    copy_tile(a.cache, read, first, tile, keys, values);
     for (int panel = 0; panel < rows.panels(); ++panel) {
       float* scores = rows.scores + panel * kKeys * kFloatPanel;
       const Operands<float> products{keys, w, rows.queries + panel * d * kFloatPanel, kFloatPanel, d};

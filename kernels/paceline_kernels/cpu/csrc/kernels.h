@@ -83,12 +83,14 @@ struct Attention {
   int window = 0;      // 0: none
 };
 
-// Rows [first, first + rows) of `queries`, at positions `start` and on, of the sequence whose blocks are `blocks`.
+// Rows [first, first + rows) of `queries`, at positions `start` and on, of the sequence whose blocks are `blocks`; `together`:
+// one thread attends with all KV heads, one after another.
 struct Span {
   const int32_t* blocks = nullptr;
   int first = 0;
   int start = 0;
   int rows = 0;
+  bool together = false;
 };
 
 // Products of rows as tiles of bfloat16 numbers [row / 16][k / 32][parts][16][32], whose inputs are whole groups: with one part

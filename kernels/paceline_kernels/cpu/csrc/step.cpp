@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace paceline {
@@ -11,6 +12,9 @@ constexpr int kRowsPerTask = 4;
 // Tokens of a task of a prompt's attention: many, since keys and values are laid out once for all of them, but no more than
 // leave each thread several tasks.
 constexpr int kFewestTokens = 32, kMostTokens = 128, kTasks = 8;
+// Keys and values of a sequence, all heads', that stay in a second-level cache of 2 MiB: one thread reads them from front to
+// back and attends with one head after another, where there are sequences enough for all threads.
+constexpr int64_t kTogetherBytes = 1 << 20;
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
@@ -19,16 +23,24 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 void attend_all(const Kernels& kernels, Team& team, const Attention& attention, const std::vector<Span>& spans, Room& room) {
   const int kv_heads = attention.cache.kv_heads, all_rows = spans.empty() ? 0 : spans.back().first + spans.back().rows;
   const int tokens = std::clamp(all_rows * kv_heads / (team.size() * kTasks), kFewestTokens, kMostTokens);
+  const int64_t position_bytes = attention.cache.row() * (attention.cache.kind == Kind::f32 ? 4 : 2);
+  const bool enough = static_cast<int>(spans.size()) >= team.size() * kTasks / 2;
+  const auto together = [&](const Span& span) { return enough && span.rows == 1 && span.start * position_bytes <= kTogetherBytes; };
   std::vector<Span> pieces;
   for (const Span& span : spans)
     for (int token = 0; token < span.rows; token += tokens)
-      pieces.push_back({span.blocks, span.first + token, span.start + token, std::min(tokens, span.rows - token)});
+      pieces.push_back({span.blocks, span.first + token, span.start + token, std::min(tokens, span.rows - token), together(span)});
   // the longest first, so that none is left over at the end
   std::stable_sort(pieces.begin(), pieces.end(), [](const Span& a, const Span& b) { return a.rows * (a.start + a.rows) > b.rows * (b.start + b.rows); });
   const int64_t scratch = kernels.attention_scratch(attention.heads, kv_heads, attention.cache.head_dim);
   float* all = room.take<float>(team.size() * scratch);
-  team.each(static_cast<int>(pieces.size()) * kv_heads, [&](int task, int worker) {
-    kernels.attend(attention, pieces[task / kv_heads], task % kv_heads, all + worker * scratch);
+  // first and last head of each piece's tasks
+  std::vector<std::array<int, 3>> tasks;
+  for (int piece = 0; piece < static_cast<int>(pieces.size()); ++piece)
+    for (int head = 0, each = pieces[piece].together ? kv_heads : 1; head < kv_heads; head += each) tasks.push_back({piece, head, head + each});
+  team.each(static_cast<int>(tasks.size()), [&](int task, int worker) {
+    const auto [piece, first, last] = tasks[task];
+    for (int head = first; head < last; ++head) kernels.attend(attention, pieces[piece], head, all + worker * scratch);
   });
 }
 
