@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline_core.errors import PacelineError
 
@@ -18,7 +18,7 @@ def kube_client(kubeconfig: Path | None) -> ApiClient:
     from kubernetes import config
 
     try:
-        client: Any = config.new_client_from_config(None if kubeconfig is None else str(kubeconfig))  # type: ignore[no-untyped-call]
+        client: ApiClient = config.new_client_from_config(None if kubeconfig is None else str(kubeconfig))  # type: ignore[no-untyped-call]
     except Exception as error:  # noqa: BLE001  # the library checks nothing: what a wrong file leads to may be of any type
         words = " ".join(str(error).split()) or type(error).__name__
         raise PacelineError(f"no usable kubeconfig{f' {kubeconfig}' if kubeconfig else ''}: {words}") from None
