@@ -113,3 +113,6 @@ class ClockModel:
     def blocks_for(self, kv_memory_fraction: float) -> int:
         """KV blocks in this share of the modelled memory."""
         return max(1, int(self.pool_blocks * kv_memory_fraction))
+
+    def check_step(self, tokens: int, num_blocks: int) -> None:
+        """A clock's steps need no memory."""

@@ -84,6 +84,9 @@ class ModelBackend(Protocol):
     def blocks_for(self, kv_memory_fraction: float) -> int:
         """KV blocks that this share of the free memory holds. Raises a `ModelError` if that is none."""
 
+    def check_step(self, tokens: int, num_blocks: int) -> None:
+        """Raise a `ModelError` if steps of so many tokens have no memory beside a pool of so many blocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -127,6 +130,7 @@ class Engine:
         self._depth = pipeline_depth
         self._fitter = fitter or StepTimeFitter()
         self._kv_share = knobs.kv_memory_fraction
+        self._blocks_asked = backend.num_blocks
         self._resizing = False
         self._idle = False
         self._broken: Exception | None = None
@@ -243,14 +247,15 @@ class Engine:
     def set_knobs(self, knobs: Knobs) -> int:
         """Put knobs in force from the next step on and return their epoch; a new KV share also rebuilds the pool.
 
-        Raises `KnobError`, or a `ModelError` if the pool would have no block; nothing changes then.
+        Raises `KnobError`, or a `ModelError` if the pool would have no block or the steps no memory; nothing changes then.
         """
-        if knobs.kv_memory_fraction == self._kv_share:
-            return self._scheduler.set_knobs(knobs)
-        num_blocks = self._backend.blocks_for(knobs.kv_memory_fraction)
+        is_same = knobs.kv_memory_fraction == self._kv_share
+        num_blocks = self._blocks_asked if is_same else self._backend.blocks_for(knobs.kv_memory_fraction)
+        self._backend.check_step(knobs.max_num_batched_tokens, num_blocks)
         epoch = self._scheduler.set_knobs(knobs)
-        self._scheduler.resize_pool(num_blocks)
-        self._kv_share, self._resizing = knobs.kv_memory_fraction, True
+        if not is_same:
+            self._scheduler.resize_pool(num_blocks)
+            self._kv_share, self._blocks_asked, self._resizing = knobs.kv_memory_fraction, num_blocks, True
         return epoch
 
     @property

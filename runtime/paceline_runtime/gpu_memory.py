@@ -33,12 +33,13 @@ def measure_gpu(
     """Return the budget of a device that holds the weights, and no KV cache to speak of, in bytes.
 
     `activations` is the peak of a step of `max_tokens` tokens that samples for as many sequences as there may be, plus what
-    the graphs of decode steps keep. `base` is what is taken otherwise: the driver, libraries, other processes.
+    the graphs of decode steps keep; a step of half as many tells what each token more needs. `base` is what is taken
+    otherwise: the driver, libraries, other processes.
     """
     with memory_advice(device, "the largest step"):
-        arrays = largest_step(executor, max_tokens, max_len)
-        rows = [row % max_tokens for row in range(executor.max_seqs)]
-        peak = device.peak(lambda: _logits(executor, arrays, rows))
+        peak = _peak(executor, device, max_tokens, max_len)
+        half = max_tokens // 2
+        rise = peak - _peak(executor, device, half, max_len) if half else peak
         before, _ = device.free_memory()
         executor.record_graphs()
         after, total = device.free_memory()
@@ -50,6 +51,8 @@ def measure_gpu(
         base=total - free - weights,
         weights=weights,
         activations=peak + graphs,
+        step_tokens=max_tokens,
+        token_bytes=-(-max(0, rise) // (max_tokens - half)),
         block_bytes=block_bytes,
         max_blocks=max_blocks,
         remedy="lower maxNumBatchedTokens, maxNumSeqsLimit or maxModelLen, quantise the weights, or use more GPUs "
@@ -75,6 +78,12 @@ def largest_step(executor: PagedExecutor, tokens: int, max_len: int) -> StepArra
         tiles=plan_tiles(lens, lens, group=shape.group, policy=shape.policy),
         extra={"changed_rows": none, "changed_columns": none, "changed_blocks": none},
     )
+
+
+def _peak(executor: PagedExecutor, device: Device, tokens: int, max_len: int) -> int:
+    arrays = largest_step(executor, tokens, max_len)
+    rows = [row % tokens for row in range(executor.max_seqs)]
+    return device.peak(lambda: _logits(executor, arrays, rows))
 
 
 def _logits(executor: PagedExecutor, arrays: StepArrays, rows: list[int]) -> torch.Tensor:

@@ -90,6 +90,10 @@ class LoadedModel:
         """Return the KV blocks that this share of the free memory holds. Raises `MemoryBudgetError` if it holds none."""
         return self.budget.blocks_for(kv_memory_fraction)
 
+    def check_step(self, tokens: int, num_blocks: int) -> None:
+        """Raise `MemoryBudgetError` if steps of so many tokens have no memory beside a pool of so many blocks."""
+        self.budget.check_step(tokens, num_blocks)
+
 
 def load_model(
     uri: str,

@@ -35,6 +35,7 @@ _MIB = 1024**2
 class MemoryBudget:
     """What a device holds, in bytes; `block_bytes` is one KV block over all layers.
 
+    `activations` are those of a step of `step_tokens` tokens, which the server started with; `token_bytes` each token more.
     `max_blocks` caps the pool: more blocks than the most sequences of the greatest length can fill would never be used.
     `max_kv_bytes` caps it where nobody set a limit. `remedy` is what to do if nothing is left.
     """
@@ -43,6 +44,8 @@ class MemoryBudget:
     base: int
     weights: int
     activations: int
+    step_tokens: int
+    token_bytes: int
     block_bytes: int
     max_blocks: int
     max_kv_bytes: int | None = None
@@ -61,6 +64,17 @@ class MemoryBudget:
         """Return the blocks under vLLM's setting, a share of the limit. Raises `MemoryBudgetError` if there are none."""
         left = int(self.limit * gpu_memory_utilization) - self.base - self.weights - self.activations
         return self._blocks(left, f"gpu_memory_utilization {gpu_memory_utilization:g}")
+
+    def check_step(self, tokens: int, num_blocks: int) -> None:
+        """Raise `MemoryBudgetError` if steps of so many tokens have no memory beside a pool of so many blocks."""
+        more = self.token_bytes * max(0, tokens - self.step_tokens)
+        left = self.free - num_blocks * self.block_bytes
+        if more > max(0, left):
+            raise MemoryBudgetError(
+                f"maxNumBatchedTokens {tokens}: its steps may take {more // _MIB} MiB more than those of {self.step_tokens}"
+                f" tokens that the server started with, and {max(0, left) // _MIB} MiB are left beside the KV pool; lower"
+                " kvMemoryFraction, or start the server with this budget"
+            )
 
     def with_free(self, free: int) -> MemoryBudget:
         """Return this budget with no more than `free` bytes left, as a rank has whose fellows have less."""

@@ -113,6 +113,8 @@ def budget_for(decoder: Decoder, executor: PagedExecutor | None, sizes: PoolSize
         base=base,
         weights=decoder.weight_bytes,
         activations=_activation_bytes(decoder.config, decoder.dtype, sizes),
+        step_tokens=sizes.max_tokens,
+        token_bytes=_token_bytes(decoder.config, decoder.dtype),
         block_bytes=sizes.block_bytes,
         max_blocks=sizes.max_blocks,
         max_kv_bytes=cap,
@@ -130,9 +132,12 @@ def _estimated_limits(device: torch.device, base: int, ranks: int) -> tuple[int,
 
 def _activation_bytes(config: ModelConfig, dtype: torch.dtype, sizes: PoolSizes) -> int:
     """Return the peak bytes of one step: what lives at once in the widest layer, and the logits of every sequence."""
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    per_token = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
     gather: int = max(MAX_GROUP_SLOTS, sizes.max_len) * 2 * config.num_kv_heads * config.head_dim
     masks = (MASK_ROWS + 2) * sizes.max_len
     logits = 2 * sizes.max_seqs * config.vocab_size * torch.float32.itemsize
-    return (sizes.max_tokens * per_token + gather + masks) * dtype.itemsize + logits
+    return sizes.max_tokens * _token_bytes(config, dtype) + (gather + masks) * dtype.itemsize + logits
+
+
+def _token_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    heads: int = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return (4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size) * dtype.itemsize

@@ -1,5 +1,7 @@
 """The executor over a stand-in for a GPU: which steps take graphs, when graphs are recorded, what memory is measured."""
 
+from collections.abc import Sequence
+
 import model_harness as harness
 import numpy as np
 import pytest
@@ -24,9 +26,9 @@ class Metered:
     where = CPU
     programs = 2
 
-    def __init__(self, *, peak: int, graph: int) -> None:
+    def __init__(self, *, peaks: Sequence[int], graph: int) -> None:
         self._host = device_for(CPU)
-        self._peak, self._graph = peak, graph
+        self._peaks, self._graph = list(peaks), graph
         self.recorded = 0
         self.peaks: list[torch.Size] = []
 
@@ -48,7 +50,7 @@ class Metered:
 
     def peak(self, compute):
         self.peaks.append(compute().shape)
-        return self._peak
+        return self._peaks[len(self.peaks) - 1]
 
 
 class Recorded:
@@ -77,12 +79,13 @@ def executor_on(device, model, max_len=512):
 
 
 def test_the_budget_is_what_the_largest_step_and_the_graphs_leave(model):
-    device = Metered(peak=50 * MIB, graph=2 * MIB)
+    device = Metered(peaks=(50 * MIB, 35 * MIB), graph=2 * MIB)
     executor = executor_on(device, model)
     budget = measure_gpu(
         executor, device, weights=60 * MIB, max_tokens=20, max_len=16, block_bytes=MIB, max_blocks=10_000
     )  # fmt: skip
-    assert device.peaks == [torch.Size([4, 61])], "logits of as many sequences as there may be"
+    assert device.peaks == [torch.Size([4, 61])] * 2, "logits of as many sequences as there may be"
+    assert (budget.step_tokens, budget.token_bytes) == (20, 1.5 * MIB), "by a step of half as many tokens"
     graphs = len(executor.graphs.recorded) or 3  # 1, 2, 4
     assert graphs == 3
     assert budget.limit == 1000 * MIB
@@ -95,7 +98,7 @@ def test_the_budget_is_what_the_largest_step_and_the_graphs_leave(model):
 
 
 def test_graphs_are_recorded_again_for_a_new_pool_if_they_were_recorded_ahead(model):
-    device = Metered(peak=0, graph=0)
+    device = Metered(peaks=(), graph=0)
     executor = executor_on(device, model)
     executor.resize(40)
     assert device.recorded == 0

@@ -191,7 +191,9 @@ def test_random_weights_run(tmp_path):
 
 # -- memory ---------------------------------------------------------------------------------------------------------
 
-BUDGET = MemoryBudget(limit=1000, base=100, weights=300, activations=100, block_bytes=10, max_blocks=1000)
+BUDGET = MemoryBudget(
+    limit=1000, base=100, weights=300, activations=100, step_tokens=50, token_bytes=2, block_bytes=10, max_blocks=1000
+)  # fmt: skip
 
 
 def test_the_share_of_what_is_left():
@@ -213,6 +215,16 @@ def test_the_caps():
 def test_no_room(budget):
     with pytest.raises(MemoryBudgetError, match=r"no memory for a KV cache under .* 0\.01"):
         budget(0.01)
+
+
+def test_steps_may_grow_into_what_the_pool_leaves():
+    BUDGET.check_step(50, 50)  # what it started with, beside a pool of all that is left
+    BUDGET.check_step(1, 60)  # also where somebody gave the pool more
+    BUDGET.check_step(100, 40)  # 50 tokens more of 2 bytes, as many as are left
+    with pytest.raises(MemoryBudgetError, match=r"maxNumBatchedTokens 101: .* started with.* lower kvMemoryFraction"):
+        BUDGET.check_step(101, 40)
+    with pytest.raises(MemoryBudgetError, match="0 MiB are left"):
+        BUDGET.check_step(51, 60)
 
 
 def test_describe_names_bytes_and_blocks():

@@ -33,7 +33,9 @@ CORPUS = [
 ]  # fmt: skip
 TRAINING = [line for text in CORPUS for line in text.split("\n")] * 20
 TEXTS = st.one_of(st.text(max_size=60), st.text("ab <s>/\n\t▁é😀日", max_size=30))
-many = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 # -- SentencePiece vocabularies in GGUF -----------------------------------------------------------------------------

@@ -443,7 +443,7 @@ KINDS = {
 OTHERS = ["user", "speed", "functions", "guided_json", "guided_regex"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), path=st.sampled_from(sorted(KINDS)))
 def test_no_body_makes_it_fail(shared_runtime: RuntimeProcess, data: st.DataObject, path: str) -> None:
     kind, body = KINDS[path]

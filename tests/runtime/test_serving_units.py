@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -43,6 +44,7 @@ from paceline_runtime.messages import (
     decode_to_engine,
     encode,
 )
+from paceline_runtime.model_errors import MemoryBudgetError
 from paceline_runtime.observe import ObserveLog, ObserveState, prefix_hashes
 from paceline_runtime.openai_replies import ChatReply, CompletionReply, event_stream
 from paceline_runtime.sampling_params import SamplingParams
@@ -461,6 +463,34 @@ def test_a_sequence_that_leaves_while_the_clock_works_on_it_harms_nobody() -> No
     while eng.has_work:
         count += len(eng.turn().tokens.get(2, ()))
     assert count == 6
+
+
+class SmallModel(ClockModel):
+    """Memory for 100 numbers: each token of a step takes one, a block as well."""
+
+    def check_step(self, tokens: int, num_blocks: int) -> None:
+        if tokens + num_blocks > 100:
+            raise MemoryBudgetError(f"no memory for {tokens} tokens beside {num_blocks} blocks")
+
+
+def test_knobs_whose_steps_have_no_memory_are_refused_and_change_nothing() -> None:
+    time = FakeTime()
+    runner = ClockRunner(StepModel(constant=1.0), [1, 2, 3], now=time, sleep=time.sleep)
+    eng = Engine(SmallModel(runner, 64, 1000, 257, (256,), 1.0), Knobs(max_num_batched_tokens=36, max_num_seqs=4), now=time)
+    half = Knobs(max_num_batched_tokens=68, max_num_seqs=4, kv_memory_fraction=0.5)
+    for wanted in (Knobs(max_num_batched_tokens=37, max_num_seqs=4), replace(half, max_num_batched_tokens=69)):
+        with pytest.raises(MemoryBudgetError):
+            eng.set_knobs(wanted)
+        assert (eng.epoch, eng.resizing) == (0, False)
+    assert eng.set_knobs(half) == 1
+    with pytest.raises(MemoryBudgetError):  # the pool to come counts, also before it is there
+        eng.set_knobs(replace(half, max_num_batched_tokens=69))
+    with pytest.raises(MemoryBudgetError):
+        eng.set_knobs(replace(half, kv_memory_fraction=1.0))
+    add(eng, 1, 3)
+    while eng.has_work:
+        eng.turn()
+    assert (eng.epoch, eng.num_blocks) == (1, 32)
 
 
 def test_a_new_share_of_memory_resizes_the_pool_while_sequences_run() -> None:
