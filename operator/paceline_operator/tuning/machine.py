@@ -182,9 +182,10 @@ def _cannot_be_shown(facts: Facts, decision: Decision) -> str:
     needed = batches_needed(gain, facts.stretch.attainment, per_batch, pods)
     if needed <= had:
         return ""
+    takes = f"it would take {needed:.0f} batches" if math.isfinite(needed) else "no number of batches would do"
     return (
         f"{decision.message}; with {rate * facts.interval:.1f} requests per pod and interval a canary couldn't show it: "
-        f"it would take {needed:.0f} batches, and there are {had:.0f} in {_CANARY_LONGEST} intervals"
+        f"{takes}, and there are {had:.0f} in {_CANARY_LONGEST} intervals"
     )
 
 
