@@ -15,15 +15,6 @@ SHAPES = [(1, 576, 70), (13, 576, 33), (16, 192, 32), (17, 32, 16), (32, 1536, 9
 UNIT = 2.0**-24  # of a float32 number, the most that rounding changes it by
 
 
-@pytest.fixture(params=native.CPU_KERNELS)
-def kernels(request):
-    try:
-        yield native.start(request.param, threads=2)
-    except RuntimeError:
-        pytest.skip(f"this CPU has no {request.param}")
-    native.start()
-
-
 def normal(size, generator):
     return torch.randn(size, generator=generator)
 

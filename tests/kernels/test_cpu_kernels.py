@@ -27,15 +27,6 @@ SHAPES = [(1, 64, 32), (2, 100, 33), (3, 65, 7), (5, 576, 960), (17, 96, 49), (4
 ROWS_IN_BFLOAT16 = {"bfloat16": 5, "groups": 9}
 
 
-@pytest.fixture(params=native.CPU_KERNELS)
-def kernels(request):
-    try:
-        yield native.start(request.param, threads=2)
-    except RuntimeError:
-        pytest.skip(f"this CPU has no {request.param}")
-    native.start()
-
-
 def operands(shape):
     rows, inputs, outputs = shape
     generator = torch.Generator().manual_seed(rows)
