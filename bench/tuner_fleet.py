@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from bench.tuner_report import FLEET, missed, plots, report
-from bench.tuner_services import MAX_MODEL_LEN, PODS, STARTS, MadeUpService, made_up
+from bench.tuner_services import FROZEN_AFTER, MAX_MODEL_LEN, PODS, STARTS, MadeUpService, made_up
 from bench.tuner_truth import INTERVAL, Outcomes, goodputs, truth_of
 
 from paceline_core.knobs import Knobs, knobs_to_wire
+from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.brain import Brain, Situation
 from paceline_operator.tuning.decide import Decision, decide
 from paceline_operator.tuning.facts import Ask, PodFact, Tell
@@ -77,6 +78,7 @@ class Fleet:
         self.base = knobs_to_wire(knobs)
         self.brain = Brain()
         self.told: list[str] = []
+        self.ended: list[RequestRecord] = []
         self.decisions = 0
         self.now = 0.0
         self._answer: Decision | None = None
@@ -87,7 +89,7 @@ class Fleet:
             self.now += INTERVAL / TICKS
             for pod in self.pods:
                 pod.run(self.now)
-                pod.frozen = self.service.lie == "frozen" and self.now > 4 * INTERVAL
+                pod.frozen = self.service.lie == "frozen" and self.now > FROZEN_AFTER
             if self.brain.state.trial is not None or self._answer is not None or self.now % INTERVAL == 0:
                 for pod in self.pods:
                     self._observe(pod)
@@ -98,6 +100,7 @@ class Fleet:
         document = pod.observe(ledger.cursor)
         thin = document.steps[:: max(1, len(document.steps) // STEPS)]  # as the operator's scraper reads them
         ledger.absorb(replace(document, steps=thin), self.now)
+        self.ended += pod.take_records()  # a pod keeps its last ones only
 
     def _look(self) -> None:
         answer, self._answer = self._answer, None
@@ -131,11 +134,9 @@ class Fleet:
 
 def outcomes_of(service: MadeUpService, fleet: Fleet) -> Outcomes:
     objective = Objective(service.ttft, service.tpot)
-    found = []
-    for pod in fleet.pods:
-        found += [(r.arrival, objective.met(r)) for r in pod.take_records()]
-        found += [(r.arrival, False) for r in pod.unfinished()]
-    return sorted(found)
+    ended = (*fleet.ended, *(r for pod in fleet.pods for r in pod.take_records()))
+    left = ((r.arrival, False) for pod in fleet.pods for r in pod.unfinished())
+    return sorted([*((r.arrival, objective.met(r)) for r in ended), *left])
 
 
 def series_of(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> list[float]:

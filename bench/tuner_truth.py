@@ -22,7 +22,7 @@ INTERVAL = 30.0
 GRACE = 5 * INTERVAL  # to converge in, after the start and after the shift
 BUDGETS, SEQS = (256, 512, 1024, 8192), (4, 8, 12, 16, 24, 32, 48)
 _SCREENED = 900.0  # seconds of a half on which all settings are compared: three of its bursts
-_NEAR, _FINALISTS = 0.97, 2  # of the best there, and how many of them at most run on everything
+_NEAR, _FINALISTS = 0.97, 3  # of the best there, and how many of them at most run on everything
 Outcomes = list[tuple[float, bool]]  # arrival (seconds) and whether it was served within the objective
 
 
@@ -61,7 +61,8 @@ def _best_of_half(service: MadeUpService, traffic: Sequence[Trace], half: int, v
     best, found = max(tried.values()), (VLLM, vllm)
     near = sorted((knobs for knobs in tried if tried[knobs] >= _NEAR * best), key=lambda knobs: -tried[knobs])
     whole = [_between(trace, begin, begin + service.half) for trace in traffic]
-    for knobs in [knobs for knobs in near if tried[knobs] != tried[VLLM]][:_FINALISTS]:  # the same there is the same setting
+    apart = {tried[knobs]: knobs for knobs in reversed(near)}  # the same there is the same setting
+    for knobs in [knobs for knobs in near if apart[tried[knobs]] is knobs][:_FINALISTS]:
         goodput = _goodput(_fixed(service, whole, knobs), settled, until)
         found = max(found, (knobs, goodput), key=lambda entry: entry[1])
     return found

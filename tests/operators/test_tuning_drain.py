@@ -241,13 +241,20 @@ def test_while_a_queue_lasts_the_faster_setting_is_preferred_and_of_equals_the_b
     assert better(queue, forecast(0.3, 100.0), forecast(0.2, 108.0))
 
 
-def test_a_starved_service_asks_for_what_drains_its_queue_and_the_log_says_so():
+def test_a_starved_service_asks_for_what_serves_the_load_to_come_and_the_log_says_so():
     service = queued(40).run(2)
     (question,) = service.questions
-    assert question.objective.draining and question.load >= 3.0
+    assert question.objective.draining and question.load == pytest.approx(1.5)
     again = Question.from_json(json.loads(json.dumps(question.to_json())))
     decision = decide(question)
     assert decide(again).to_json() == decision.to_json()
+    assert decision.kind == "Change" and decision.best.attainment >= 0.5
+    assert decision.best.token_rate > 1.1 * decision.current.token_rate  # which also works the queue off
+
+
+def test_where_nothing_serves_the_load_to_come_the_fastest_works_the_queue_off():
+    (question,) = queued(40).run(2).questions
+    decision = decide(replace(question, objective=replace(question.objective, tpot=0.005)))  # nobody keeps that
     assert decision.kind == "Change" and "to work off the queue" in decision.message
     assert decision.best.token_rate > 1.1 * decision.current.token_rate
     held = decide(replace(question, bounds={"maxNumSeqs": (1, 1)}))

@@ -130,3 +130,19 @@ def test_a_small_gain_on_little_traffic_cannot_be_shown_and_a_large_one_can():
     assert batches_had(0.0, 2, 720.0, 1.5) == (0.0, 0.0) and batches_needed(0.5, 0.5, 0.0, 2) == float("inf")
     assert batches_had(50.0, 3, 720.0, 1.5)[0] == pytest.approx(480.0)  # no more than there are batches
     assert [batch_seconds(interval) for interval in (10.0, 30.0, 600.0)] == [1.0, 1.5, 10.0]
+
+
+def test_a_batch_in_which_nobody_is_served_in_time_tells_nothing_by_scores():
+    """A change that passed because everybody failed would be in force when somebody could be served again."""
+    failing = [(t / 2, 0.0) for t in range(200)]
+    assert weigh(failing, failing, start=0.0, end=100.0, batch=1.0).batches == 0
+    later = [(100.0 + t / 2, 1.0) for t in range(60)]
+    evidence = weigh([*failing, *((at, 0.2) for at, _ in later)], [*failing, *later], start=0.0, end=130.0, batch=1.0)
+    assert evidence.batches == 30 and evidence.harmful
+
+
+def test_luck_is_left_out_and_no_difference_is_more_than_all():
+    ones, zeros = [(t + 0.5, 1.0) for t in range(40)], [(t + 0.5, 0.0) for t in range(40)]
+    fair = weigh(ones, zeros, start=0.0, end=40.0, batch=1.0, luck=(ones, zeros))
+    assert fair.difference == 0.0 and fair.batches == 40
+    assert weigh(ones, zeros, start=0.0, end=40.0, batch=1.0, luck=(zeros, ones)).difference == 1.0

@@ -62,6 +62,20 @@ def test_a_shift_is_seen_within_a_minute_of_traffic():
     assert found.began > 560.0 and found.requests < 100
 
 
+@pytest.mark.parametrize(("before", "after"), [(CHAT, RAG), (RAG, CHAT)])
+def test_a_shift_is_found_where_it_is_as_soon_as_there_is_something_of_the_new_traffic(before, after):
+    """Of a mixture of both, which neither is, knobs would be chosen that suit neither."""
+    for seed in range(20):
+        records = [*came(before, 0.0, 600.0, seed=seed), *came(after, 600.0, 30.0, burst=1.0, seed=seed + 100)]
+        began = told(records, 630.0).began
+        assert began > 580.0, (seed, began)
+
+
+def test_of_several_shifts_the_last_counts():
+    records = [*came(CHAT, 0.0, 300.0), *came(RAG, 300.0, 300.0), *came(CHAT, 600.0, 100.0, burst=1.0)]
+    assert told(records, 700.0).began == pytest.approx(600.0, abs=20.0)
+
+
 def test_what_has_not_ended_yet_makes_no_shift():
     records = came(CHAT, 0.0, 600.0, runs=90.0)  # the last ninety seconds' requests have one token each so far
     assert told(records, 600.0).requests > 0.95 * len(records)
@@ -128,11 +142,20 @@ def ledger(name, records):
 
 def test_traffic_is_of_one_pod_as_long_as_it_has_enough_and_else_of_several():
     pods = [ledger(f"pod-{seed}", came(CHAT, 0.0, 900.0, seed=seed)) for seed in range(3)]
-    (alone,) = traffic_of(pods, since=0.0, block_size=16)
+    (alone,) = traffic_of(pods, since=0.0, lately=600.0, block_size=16)
     assert len(alone) == 480 and alone[-1].arrival - alone[0].arrival > 420.0
-    few = traffic_of(pods, since=800.0, block_size=16)
+    few = traffic_of(pods, since=800.0, lately=600.0, block_size=16)
     assert len(few) == 3 and sum(map(len, few)) == sum(r.arrival >= 800.0 for pod in pods for r in pod.records)
-    assert traffic_of(pods, since=899.0, block_size=16) == ()
+    assert traffic_of(pods, since=899.0, lately=600.0, block_size=16) == ()
+
+
+def test_where_requests_come_fast_all_of_the_last_minutes_are_traffic_up_to_a_limit():
+    """480 of them would be a moment without any of the bursts."""
+    for rate, least, most in ((3.0, 750, 1050), (9.0, 1440, 1440)):
+        (sample,) = traffic_of([ledger("pod", came(CHAT, 0.0, 900.0, rate=rate))], since=0.0, lately=600.0, block_size=16)
+        assert least <= len(sample) <= most
+    (newer,) = traffic_of([ledger("pod", came(CHAT, 0.0, 900.0, rate=3.0))], since=750.0, lately=600.0, block_size=16)
+    assert len(newer) < 480  # nothing from before the stretch
 
 
 def test_the_twin_is_checked_from_a_quiet_moment_on():

@@ -210,9 +210,9 @@ def test_a_pod_that_refuses_what_others_took_over_means_back():
 
 
 def empty_promise(pods=3):
-    """Pods with one slot too few each, promised everything from a knob that doesn't matter to them; a change in force."""
+    """Pods with a slot too few each, promised everything from a knob that doesn't matter to them; a change in force."""
     forecast = Forecast(100, 1.0, 1.0, 1.0, 1.0, 0.1, 0.2, 0.01, 0.02, 0, 0.5)
-    service = bad_start(rate=4.0, pods=pods).run(8)
+    service = Service(Knobs(max_num_seqs=2), rate=2.8, pods=pods).run(8)
     service.look(
         Decision("Change", "Better", "", target={"maxNumBatchedTokens": 4096}, current=forecast, best=forecast, gain=1.0)
     )

@@ -12,6 +12,7 @@ from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.facts import Ask, Facts, PodFact, Tell
 from paceline_operator.tuning.guard import Evidence, batch_seconds, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
+from paceline_operator.tuning.luck import Luck
 from paceline_operator.tuning.machine import advance
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
@@ -21,7 +22,7 @@ from paceline_operator.tuning.state import Phase, State, Trial
 from paceline_operator.tuning.stretch import LATELY, Stretch, stretch_of
 from paceline_operator.tuning.traffic import load_ahead
 from paceline_operator.tuning.view import ServiceView, merge
-from paceline_sim.calibrated import calibrate
+from paceline_sim.calibrated import CalibratedModel, calibrate
 
 __all__ = ["Brain", "Situation"]
 
@@ -30,7 +31,6 @@ _ENOUGH = 60  # requests
 _LONGEST = 32  # intervals that a stretch of traffic is looked back
 _KEPT = 4000  # records of all pods of a service together
 _LEAST_KEPT = 60  # records of a pod, however many pods there are
-_DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
 
@@ -96,7 +96,7 @@ class Brain:
             busy=situation.busy,
             searching=self.searching,
             decision=answer,
-            evidence=self._evidence(self.state.trial, objective, situation.interval, now),
+            evidence=self._evidence(self.state.trial, situation, objective, now),
             after=self._after(objective, now),
             rate_after=self._rate(self.state.since, now),
             lately=self.lately,
@@ -128,8 +128,7 @@ class Brain:
         pods = [p for p in self.ledgers.values() if p.fresh and p.model is not None and p.name in applied]
         if not pods or self.view is None or self.stretch is None:
             return None
-        objective, newest = self.objective(situation), max(pods, key=lambda p: p.model.steps if p.model else 0)
-        assert newest.model is not None
+        objective = self.objective(situation)
         changed = self.state.since if ask.only is not None else 0.0
         draining = self.lately.starved and ask.only is None
         load = 1.0 if ask.only is not None else load_ahead(self.stretch)
@@ -140,14 +139,16 @@ class Brain:
             knobs=situation.knobs,
             bounds=situation.bounds,
             objective=replace(objective, draining=draining),
-            model=calibrate(newest.model, (step for pod in pods for step in pod.measured_steps())),
-            num_blocks=max(1, min(p.gauges.kv_blocks_total for p in pods)),
+            model=_model_of(pods),
+            num_blocks=_blocks_of(pods),
             samples=samples_of(
                 pods, objective, since=since, now=now, epochs={p.name: p.epoch for p in pods},
                 block_size=block_size,
             ),
-            traffic=traffic_of(pods, since=max(self.stretch.began, changed), block_size=block_size),
-            load=max(load, _DRAINING) if draining else load,
+            traffic=traffic_of(
+                pods, since=max(self.stretch.began, changed), lately=now - LATELY * situation.interval, block_size=block_size
+            ),
+            load=load,
             pods=len(situation.pods),
             step_error=self.view.step_error,
             only=ask.only,
@@ -175,20 +176,28 @@ class Brain:
         judged = [margin >= 0 for r in known if (margin := objective.margin(r, now)) is not None]
         return replace(found, attainment=fmean(judged) if judged else 1.0)
 
-    def _evidence(self, trial: Trial | None, objective: Objective, interval: float, now: float) -> Evidence | None:
+    def _evidence(self, trial: Trial | None, situation: Situation, objective: Objective, now: float) -> Evidence | None:
         if trial is None or not trial.applied or not trial.pods:
             return None
         sides = [[n for n in self.ledgers if (n in trial.pods) is (among is not trial.control)] for among in (True, False)]
         changed, others = (self._scores(names, objective, now, trial.applied) for names in sides)
+        interval = situation.interval
         start, end, batch = trial.applied, now - objective.settle, batch_seconds(interval)
         if trial.single:
             start = self._backlog_gone(trial, interval, now)
             others = [(arrival, trial.score) for arrival, _ in changed]
-        if not trial.starved:
+        if trial.starved:
+            served, rest = (self._served(names, start, end, batch, now) for names in sides)
+            rates = ServiceRates(served, [trial.rate] * len(served) if trial.single else rest, trial.rate)
+            return weigh(changed, others, start=start, end=end, batch=batch, rates=rates)
+        if trial.single:
             return weigh(changed, others, start=start, end=end, batch=batch)
-        served, rest = (self._served(names, start, end, batch, now) for names in sides)
-        rates = ServiceRates(served, [trial.rate] * len(served) if trial.single else rest, trial.rate)
-        return weigh(changed, others, start=start, end=end, batch=batch, rates=rates)
+        start, luck = self._left_over_gone(trial, interval, now), None
+        pods = [pod for pod in self.ledgers.values() if pod.fresh and pod.model is not None]
+        if pods:
+            twin = Luck(situation.knobs, objective, _model_of(pods), _blocks_of(pods))
+            luck = twin.of(changed, others, pods, start, now)
+        return weigh(changed, others, start=start, end=end, batch=batch, luck=luck)
 
     def _served(self, names: Iterable[str], start: float, end: float, batch: float, now: float) -> list[float]:
         """Return the output tokens/s of one of some pods in each batch."""
@@ -227,6 +236,18 @@ class Brain:
         ]  # fmt: skip
         return min(max([trial.applied, *waited]), trial.applied + _BACKLOG * interval)
 
+    def _left_over_gone(self, trial: Trial, interval: float, now: float) -> float:
+        """Return when the changed pods had finished what they had at the change, an interval later at most.
+
+        Who comes to fewer slots then waits until those are free, and to more of them shares a step with all who had queued:
+        that passes, and isn't what the change does.
+        """
+        there = [
+            now if r.end is None else r.end
+            for name in trial.pods if name in self.ledgers for r in self.ledgers[name].records if r.arrival < trial.applied
+        ]  # fmt: skip
+        return min(max([trial.applied, *there]), trial.applied + interval)
+
     def _scores(self, names: Iterable[str], objective: Objective, now: float, since: float) -> list[tuple[float, float]]:
         return margins(self._under_current(names, since), objective, now, unknown=-1.0)
 
@@ -250,3 +271,13 @@ class Brain:
     def _score(self, objective: Objective, now: float) -> float:
         scores = [s for _, s in self._scores(self.ledgers, objective, now, now - (self.view.window if self.view else 0.0))]
         return fmean(scores) if scores else 1.0
+
+
+def _model_of(pods: Sequence[PodLedger]) -> CalibratedModel:
+    """Return the model of the pod that has seen most, corrected by the steps of all."""
+    newest = max((pod.model for pod in pods if pod.model is not None), key=lambda model: model.steps)
+    return calibrate(newest, (step for pod in pods for step in pod.measured_steps()))
+
+
+def _blocks_of(pods: Sequence[PodLedger]) -> int:
+    return max(1, min(pod.gauges.kv_blocks_total for pod in pods))

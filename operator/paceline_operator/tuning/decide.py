@@ -26,6 +26,8 @@ __all__ = ["MIN_REQUESTS", "Decision", "decide"]
 MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
 _GAIN = 0.03  # least relative gain that is worth a change
 _SHARE_GAIN = 0.02  # least gain as a share of all requests: 480 requests tell a share to within 2 in a hundred
+_SERVED = 0.5  # of the requests within the objective
+_DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
 
 
@@ -73,7 +75,19 @@ class Decision:
 
 
 def decide(question: Question) -> Decision:
-    """Return the decision."""
+    """Return the decision.
+
+    What serves the load to come works a queue off, too, if not as fast: only where nothing does is speed what counts.
+    """
+    if not question.objective.draining:
+        return _decide(question)
+    found = _decide(replace(question, objective=replace(question.objective, draining=False)))
+    if found.kind == "Change" and found.best is not None and found.best.attainment >= _SERVED:
+        return found
+    return _decide(replace(question, load=max(question.load, _DRAINING)))
+
+
+def _decide(question: Question) -> Decision:
     knobs = knobs_from_wire(question.knobs)
     question, twin, fidelity = _checked(question, knobs)
     counted = sum(r.counted for sample in twin.samples for r in sample)

@@ -16,6 +16,8 @@ Where nobody was served in time before the trial (`Lately.starved`), all scores 
 which no side's mean score reaches `STARVED` gives the difference of service rates instead, (changed − others) / (changed +
 others) of output tokens per second; a batch in which somebody is served in time counts by scores as ever. That, too, is one
 bounded figure per batch, so the same bets hold for it: harm is refuted at 4 % fewer tokens per second, pass at 18 %.
+Without that a batch in which nobody is served in time is left out: that both fail is no sign that one does no harm. What a
+pod's own traffic makes of its scores is subtracted (`luck`); sides that differ by more than all there is count as that.
 What isn't covered: with one pod, "before" and "after" differ by the traffic as well as by the change.
 """
 
@@ -35,6 +37,7 @@ __all__ = [
     "ALPHA",
     "HARM_MARGIN",
     "Evidence",
+    "Score",
     "Verdict",
     "batch_seconds",
     "batches_had",
@@ -44,6 +47,7 @@ __all__ = [
     "weigh",
 ]
 
+Score = tuple[float, float]  # arrival in seconds, score from 0 to 1
 ALPHA = 0.05
 HARM_MARGIN = 0.02
 PASS_MARGIN = 0.10
@@ -138,35 +142,37 @@ def batches_needed(gain: float, share: float, requests: float, pods: int) -> flo
 
 
 def weigh(
-    changed: Iterable[tuple[float, float]], others: Iterable[tuple[float, float]], *, start: float, end: float, batch: float,
-    rates: ServiceRates | None = None,
+    changed: Sequence[Score], others: Sequence[Score], *, start: float, end: float, batch: float,
+    rates: ServiceRates | None = None, luck: tuple[Sequence[Score], Sequence[Score]] | None = None,
 ) -> Evidence:  # fmt: skip
     """Return the evidence of (arrival, score) pairs from `start` to `end`, in batches of `batch` seconds.
 
-    A batch without a request on either side is joined with the next one: nothing is made up. With `rates`, which has as
-    many batches, those in which nobody is served in time are told apart by how fast each side serves.
+    A batch without a request on either side is joined with the next one: nothing is made up. One in which nobody is served
+    in time tells nothing of who serves better; with `rates`, which has as many batches, it tells by how fast each side
+    serves. `luck` is what each side's own traffic makes of its scores, and is left out.
     """
-    left, right = _by_batch(changed, start, batch), _by_batch(others, start, batch)
+    sides = [_by_batch(pairs, start, batch) for pairs in (changed, others, *(luck or ()))]
     differences: list[float] = []
-    pending_left: list[float] = []
-    pending_right: list[float] = []
+    pending: list[list[float]] = [[] for _ in sides]
     joined: list[int] = []
     requests = 0
     for number in range(max(0, int((end - start) // batch))):
         joined.append(number)
-        pending_left += left.get(number, [])
-        pending_right += right.get(number, [])
-        if pending_left and pending_right:
-            scores = (fmean(pending_left), fmean(pending_right))
-            served = rates.difference(joined) if rates is not None else 0.0
-            in_time = rates is None or max(scores) >= STARVED
-            differences.append(scores[0] - scores[1] if in_time else served)
-            requests += len(pending_left)
-            pending_left, pending_right, joined = [], [], []
+        pending = [[*waiting, *side.get(number, [])] for waiting, side in zip(pending, sides, strict=True)]
+        if pending[0] and pending[1]:
+            means = [fmean(waiting) for waiting in pending]
+            served = rates.difference(joined) if rates is not None else None
+            if max(means[:2]) >= STARVED:
+                by_chance = means[2] - means[3] if luck else 0.0
+                differences.append(max(-1.0, min(1.0, means[0] - means[1] - by_chance)))
+            elif served is not None:
+                differences.append(served)
+            requests += len(pending[0])
+            pending, joined = [[] for _ in sides], []
     return judge(differences, requests)
 
 
-def margins(records: Iterable[RequestRecord], objective: Objective, now: float, unknown: float) -> list[tuple[float, float]]:
+def margins(records: Iterable[RequestRecord], objective: Objective, now: float, unknown: float) -> list[Score]:
     """Return (arrival, score) of each request that can be judged; one that can't by its time counts as `unknown`.
 
     Only requests that came more than `Objective.settle` ago are looked at, so that the quick ones don't come alone.
@@ -180,7 +186,7 @@ def margins(records: Iterable[RequestRecord], objective: Objective, now: float, 
     return found
 
 
-def _by_batch(scored: Iterable[tuple[float, float]], start: float, batch: float) -> dict[int, list[float]]:
+def _by_batch(scored: Iterable[Score], start: float, batch: float) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for arrival, score in scored:
         if arrival >= start:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from statistics import median
 
 from paceline_core.errors import FormatError
 from paceline_core.plan import StepShape
@@ -21,8 +22,7 @@ from paceline_sim.calibrated import StepClass, class_of
 __all__ = ["Health", "PodLedger"]
 
 _MOST_TOKENS = 10_000_000  # a longer request is a mistake in the record
-_STEPS_KEPT = 512  # newest, for how right the model is now
-_PER_CLASS = 12  # newest of each size, for what it is off where: rare sizes aren't forgotten
+_PER_CLASS = 12  # newest steps of each size: rare sizes aren't forgotten
 _EARLY = 5.0  # seconds: a request can't have come later than this from now
 _BAD_SHARE = 0.2  # of a document's records: more, and nothing else in it is believed
 _HANGS_AFTER = 30.0  # seconds without any progress while requests run
@@ -58,7 +58,6 @@ class PodLedger:
     model: StepModel | None = None
     preempted: int = 0  # since the last answer
     dropped: int = 0  # records that couldn't be
-    steps: deque[tuple[StepShape, float]] = field(default_factory=lambda: deque(maxlen=_STEPS_KEPT))
     _classes: dict[StepClass, deque[tuple[StepShape, float]]] = field(default_factory=dict)
     _records: dict[str, RequestRecord] = field(default_factory=dict)
     _pod_now: float = -math.inf
@@ -115,7 +114,6 @@ class PodLedger:
     def _restart(self, instance: str) -> None:
         """Forget what an engine that is gone was doing; what it finished is still traffic."""
         self.instance, self.cursor, self.gauges, self.model = instance, 0, Gauges(), None
-        self.steps.clear()
         self._classes.clear()
         self._pod_now = self._moved_at = -math.inf
         self._records = {key: r for key, r in self._records.items() if r.outcome != "unfinished"}
@@ -149,7 +147,6 @@ class PodLedger:
 
     def _keep_step(self, step: StepRecord) -> None:
         shape = StepShape(step.decode_tokens, step.prefill_tokens, step.context_tokens, step.prefill_attention)
-        self.steps.append((shape, step.duration))
         self._classes.setdefault(class_of(shape), deque(maxlen=_PER_CLASS)).append((shape, step.duration))
 
     def _keep_model(self, document: ObserveDocument) -> None:
@@ -161,10 +158,16 @@ class PodLedger:
             self.model = None
 
     def step_ratios(self) -> Iterator[float]:
-        """Yield measured over predicted seconds of the last steps: 1 where the model is right."""
-        for shape, seconds in self.steps if self.model is not None else ():
-            if self.model is not None and (predicted := self.model.predict(shape)) > 0:
-                yield seconds / predicted
+        """Yield measured over predicted seconds of each size of steps, the median of its last: 1 where the model is right.
+
+        Sizes count alike, however often they come: a model that isn't this device's is off in all of them, while one that
+        is linear is off where caches end, and a queue may bring nothing but such steps for a while.
+        """
+        model = self.model
+        for steps in self._classes.values() if model is not None else ():
+            ratios = [seconds / predicted for shape, seconds in steps if model and (predicted := model.predict(shape)) > 0]
+            if ratios:
+                yield median(ratios)
 
     def measured_steps(self) -> Iterator[tuple[StepShape, float]]:
         """Yield the steps that are kept of every size."""

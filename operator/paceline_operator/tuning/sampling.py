@@ -18,11 +18,14 @@ from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Sample, SeenRequest
 from paceline_operator.tuning.view import tpot
 
-__all__ = ["samples_of", "traffic_of"]
+__all__ = ["sample_of", "samples_of", "traffic_of"]
 
 _MOST_PODS = 3  # the twin is asked about so many pods' traffic: more would tell little, and cost as much again
 _MOST_REQUESTS = 160  # of all samples together that count: they tell a share to within 4 in a hundred
-_MOST_TRAFFIC = 480  # of all pods' traffic together: a share of them within the objective is told to within 2 in a hundred
+# Of all pods' traffic together: a share of them within the objective is told to within 2 in a hundred. Where requests come
+# fast those of the last minutes, or there may be no burst among them; no more than a decision can replay in some seconds
+_MOST_TRAFFIC, _MOST_LATELY = 480, 1440
+_MOST_COMPARED = 1000  # requests of a pod that is compared with another: more than a trial needs
 _FEWEST = 10  # requests of a pod that are worth a replay
 _HASH_BLOCKS = 4  # blocks per prefix hash that a ledger keeps
 
@@ -45,13 +48,22 @@ def samples_of(
     return tuple(sample for sample in found if sum(row.counted for row in sample) >= _FEWEST)
 
 
-def traffic_of(pods: Sequence[PodLedger], *, since: float, block_size: int) -> tuple[Sample, ...]:
+def sample_of(pod: PodLedger, objective: Objective, *, since: float, now: float, block_size: int) -> tuple[float, Sample]:
+    """Return the time from which arrivals are counted, and all that a pod got from `since` on, with what was there then."""
+    window = _window(pod, objective, since, now, None, _curve([pod], since), block_size, _MOST_COMPARED)
+    return window.start, window.sample(pod, _MOST_COMPARED)
+
+
+def traffic_of(pods: Sequence[PodLedger], *, since: float, lately: float, block_size: int) -> tuple[Sample, ...]:
     """Return who came from `since` on, the newest, and not how they fared: of the busiest pod, if that isn't much of others.
 
-    One pod's traffic of ten minutes tells more than two pods' of five: a queue that never ends takes its time to show.
+    One pod's traffic of ten minutes tells more than two pods' of five: a queue that never ends takes its time to show. All
+    that came from `lately` on are of interest.
     """
-    curve, found, left = _curve(pods, since), [], _MOST_TRAFFIC
-    for pod in _busiest(pods, since):
+    curve, found, busiest = _curve(pods, since), [], _busiest(pods, since)
+    newer = _count(busiest[0], max(since, lately)) if busiest else 0
+    left = min(_MOST_LATELY, max(_MOST_TRAFFIC, newer))
+    for pod in busiest:
         newest = sorted((r for r in pod.records if r.arrival >= since), key=lambda r: r.arrival)[-left:]
         rows = (
             SeenRequest(

@@ -1,14 +1,16 @@
 """For how long traffic has been what it is now, and what it is: what came before a shift is no guide. Pure.
 
 A burst is part of the traffic it comes in: knobs that are chosen on a burst alone, or on the calm after it, are wrong a
-minute later. So decisions look as far back as requests are of one kind. Going back from now, a block of them belongs to the
-stretch unless its prompts or outputs differ in length from all that came since, by the rank test of Mann and Whitney ("On a
-test of whether one of two random variables is stochastically larger than the other", 1947), which holds for lengths of
-whatever distribution.
+minute later. So decisions look as far back as requests are of one kind: to the last place after which their prompts or
+outputs differ in length from those before, by the rank test of Mann and Whitney ("On a test of whether one of two random
+variables is stochastically larger than the other", 1947), which holds for lengths of whatever distribution. The place is
+that of the largest difference; what comes after it is looked at again (binary segmentation: A. J. Scott and M. Knott, "A
+cluster analysis method for grouping means in the analysis of variance", Biometrics 1974).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -20,11 +22,12 @@ from paceline_operator.tuning.view import percentile
 
 __all__ = ["LATELY", "Stretch", "stretch_of"]
 
-_BLOCK = 40  # requests that are judged together
-# Standard errors: chance alone gives as much once in 40,000 blocks; a day of looks at 16 blocks each has 46,000
+_FEWEST = 16  # requests on either side of a shift
+# Standard errors: chance alone gives as much once in 40,000 places. Of the places of a stretch only some are apart from each
+# other, and those that have more than sixty requests on both sides must differ by more than this anyway (`_EFFECT`)
 _ERRORS = 4.2
 _EFFECT = 0.15  # beyond a half, of the pairs in which one is the longer: smaller differences ask for no other knobs
-_ENDED = 0.9  # of a block's requests: before that the short ones have ended, and the block looks shorter than it is
+_BLOCK, _ENDED = 40, 0.9  # of so many requests in a row: before that the short ones have ended, and they look shorter
 LATELY = 10  # intervals over which rate and attainment are taken: bursts are shorter
 _PARTS = 12  # of a stretch, for its trend: the last third of them against the others
 _TREND_T = 2.0
@@ -75,46 +78,49 @@ def stretch_of(records: Iterable[RequestRecord], now: float, most: float, interv
 
 
 def _first(rows: Sequence[RequestRecord]) -> int:
-    """Return the place of the stretch's first request."""
-    first = max(0, len(rows) - _BLOCK)
-    since = _Lengths.of(rows[first:])
-    while first >= _BLOCK:
-        block = _Lengths.of(rows[first - _BLOCK : first])
-        if block.differs(since):
-            break
-        since = since.joined(block)
-        first -= _BLOCK
-    return first if first >= _BLOCK else 0  # what is left is too few to tell
+    """Return the place of the stretch's first request: after the last shift."""
+    first = 0
+    while (shift := _shift(rows[first:])) is not None:
+        first += shift
+    return first
 
 
-@dataclass(frozen=True, slots=True)
-class _Lengths:
-    """The lengths of some requests, sorted; without outputs while many of them run."""
-
-    prompts: Sequence[int]
-    outputs: Sequence[int]
-
-    @classmethod
-    def of(cls, rows: Sequence[RequestRecord]) -> _Lengths:
-        ended = sorted(r.output_tokens for r in rows if r.outcome == "finished")
-        return cls(sorted(r.prompt_tokens for r in rows), ended if len(ended) >= _ENDED * len(rows) else ())
-
-    def joined(self, other: _Lengths) -> _Lengths:
-        return _Lengths(sorted([*self.prompts, *other.prompts]), sorted([*self.outputs, *other.outputs]))
-
-    def differs(self, since: _Lengths) -> bool:
-        """Return whether these are of another kind than what came after them."""
-        return _differ(self.prompts, since.prompts) or _differ(self.outputs, since.outputs)
+def _shift(rows: Sequence[RequestRecord]) -> int | None:
+    """Return where requests become of another kind, as clearly as anywhere; None if they don't by more than chance."""
+    prompts = [r.prompt_tokens for r in rows]
+    outputs = [(place, r.output_tokens) for place, r in enumerate(rows[: _mostly_ended(rows)]) if r.outcome == "finished"]
+    found = [_break(prompts)]
+    if (split := _break([length for _, length in outputs])) is not None:
+        found.append((split[0], outputs[split[1]][0]))
+    return max((shift for shift in found if shift is not None), default=(0.0, None))[1]
 
 
-def _differ(some: Sequence[int], others: Sequence[int]) -> bool:
-    """Return whether one of two sorted samples is the longer, by more than chance; too few are never said to be."""
-    count, most = len(some), len(others)
-    if min(count, most) < _BLOCK // 2:
-        return False
-    below = sum(bisect_left(others, length) + bisect_right(others, length) for length in some) / (2 * count * most)
-    error = math.sqrt((count + most + 1) / (12 * count * most))
-    return abs(below - 0.5) > max(_EFFECT, _ERRORS * error)
+def _mostly_ended(rows: Sequence[RequestRecord]) -> int:
+    """Return how many requests there are until too many still run: of those the short ones have ended."""
+    running = [0, *itertools.accumulate(r.outcome != "finished" for r in rows)]
+    ends = range(len(rows), _BLOCK - 1, -1)
+    return next((end for end in ends if running[end] - running[end - _BLOCK] <= (1 - _ENDED) * _BLOCK), 0)
+
+
+def _break(lengths: Sequence[int]) -> tuple[float, int] | None:
+    """Return where lengths differ most from those before, and by how many standard errors; None where by chance at most."""
+    count, ranks = len(lengths), _ranks(lengths)
+    before = [0.0, *itertools.accumulate(ranks)]
+    found: list[tuple[float, int]] = []
+    for split in range(_FEWEST, count - _FEWEST + 1):
+        new = count - split
+        longer = (before[-1] - before[split] - new * (new + 1) / 2) / (new * split)  # of all pairs, the newer is so often
+        error = math.sqrt((count + 1) / (12 * new * split))
+        if abs(longer - 0.5) > max(_EFFECT, _ERRORS * error):
+            found.append((abs(longer - 0.5) / error, split))
+    return max(found, default=None)
+
+
+def _ranks(lengths: Sequence[int]) -> list[float]:
+    """Return the place of each length among all, from 1; equal ones share theirs."""
+    ordered = sorted(lengths)
+    place = {length: (bisect_left(ordered, length) + bisect_right(ordered, length) + 1) / 2 for length in set(lengths)}
+    return [place[length] for length in lengths]
 
 
 def _trend(arrivals: Sequence[float], began: float, now: float) -> float:

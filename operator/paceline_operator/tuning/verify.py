@@ -25,6 +25,9 @@ _GAIN_SHARE = 0.25  # of the expected gain that has to come
 _FASTER = 1.25  # times the tokens/s from before, with a queue on both sides: which requests came makes some of it
 _COMPARE_MOST = 10  # intervals
 _APPLY_MOST = 2  # intervals for a pod to take its knobs over
+_SEEN = (
+    0.01  # of the score: equal pods differ by a little always, by rates more than by scores (there it is the guard's margin)
+)
 _PAIRED = 20  # requests on the changed pods, in an interval at least: before that queues from before are what is compared
 # Fewer do where the evidence is what two passes one after the other would give: nothing but the change itself can be what is
 # seen there, and for a service that begins with one slot every minute of waiting is one of failing
@@ -94,8 +97,7 @@ def _compare(state: State, trial: Trial, facts: Facts, now: float) -> tuple[Stat
         return revert(state, facts, now, Reason.NOT_APPLIED, f"{control.name} didn't go back") if late else (state, ())
     if evidence is not None and evidence.harmful:
         return revert(state, facts, now, Reason.HARM, f"worse than the knobs from before: {evidence.text}")
-    # rates differ by a little always; scores of pods that do the same don't
-    better = HARM_MARGIN if trial.starved else 0.0
+    better = HARM_MARGIN if trial.starved else _SEEN
     if evidence is not None and enough(trial, facts, now) and evidence.difference > better:
         return settle(
             state, trial, facts, now, "Kept", f"no worse than the knobs from before, at the same time: {evidence.text}"

@@ -31,7 +31,7 @@ class ServiceView:
 
     Rates are per second and of the whole service, lengths are tokens, times seconds, `attainment` and `kv_usage` shares.
     `trend` is the arrival rate of the last third of the window over that of the rest. `step_error` is the median relative
-    error of the pods' step-time models on their last steps, `residual` what the models say of themselves.
+    error of the pods' step-time models on the sizes of steps that they take, `residual` what the models say of themselves.
     """
 
     now: float
