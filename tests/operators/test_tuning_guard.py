@@ -7,6 +7,7 @@ import pytest
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.guard import ALPHA, Verdict, batch_seconds, batches_had, batches_needed, judge, margins, weigh
 from paceline_operator.tuning.objective import Objective
+from paceline_operator.tuning.service_rate import ServiceRates
 
 RUNS, BATCHES = 200, 100
 
@@ -146,3 +147,12 @@ def test_luck_is_left_out_and_no_difference_is_more_than_all():
     fair = weigh(ones, zeros, start=0.0, end=40.0, batch=1.0, luck=(ones, zeros))
     assert fair.difference == 0.0 and fair.batches == 40
     assert weigh(ones, zeros, start=0.0, end=40.0, batch=1.0, luck=(zeros, ones)).difference == 1.0
+
+
+def test_where_both_sides_queue_service_rates_tell_what_scores_cannot():
+    failing = [(t / 2, 0.0) for t in range(200)]
+    waits, none = [(at, 1.0) for at, _ in failing], [(at, 0.0) for at, _ in failing]
+    for left, right, batches in ((waits, waits, 100), (waits, none, 0), (none, none, 0)):
+        rates = ServiceRates([5.0] * 100, [10.0] * 100, 10.0)
+        found = weigh(failing, failing, start=0.0, end=100.0, batch=1.0, rates=rates, queued=(left, right))
+        assert found.batches == batches and found.harmful is (batches > 0)

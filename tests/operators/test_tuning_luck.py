@@ -80,7 +80,7 @@ def test_what_knobs_do_is_seen_as_before(slots, sign):
 def test_of_many_pods_luck_is_left_to_even_itself_out():
     ledgers = [pod(seed) for seed in range(5)]
     others = [pair for each in ledgers[1:] for pair in scores(each)]
-    assert luck(*ledgers).of(scores(ledgers[0]), others, ledgers, BEGIN, END) is None
+    assert luck(*ledgers).of(scores(ledgers[0]), others, ledgers, BEGIN, END) == ((), ())
 
 
 def test_of_what_the_twin_cannot_tell_both_sides_get_the_mean():

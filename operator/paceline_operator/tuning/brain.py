@@ -10,7 +10,7 @@ from typing import Any
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.facts import Ask, Facts, PodFact, Tell
-from paceline_operator.tuning.guard import Evidence, batch_seconds, margins, weigh
+from paceline_operator.tuning.guard import Evidence, Score, Sides, batch_seconds, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.luck import Luck
 from paceline_operator.tuning.machine import advance
@@ -186,18 +186,33 @@ class Brain:
         if trial.single:
             start = self._backlog_gone(trial, interval, now)
             others = [(arrival, trial.score) for arrival, _ in changed]
+        elif not trial.starved:
+            start = self._left_over_gone(trial, interval, now)
+        served, rest = (self._served(names, start, end, batch, now) for names in sides)
+        rates = ServiceRates(served, [trial.rate] * len(served) if trial.single else rest, trial.rate)
         if trial.starved:
-            served, rest = (self._served(names, start, end, batch, now) for names in sides)
-            rates = ServiceRates(served, [trial.rate] * len(served) if trial.single else rest, trial.rate)
             return weigh(changed, others, start=start, end=end, batch=batch, rates=rates)
         if trial.single:
             return weigh(changed, others, start=start, end=end, batch=batch)
-        start, luck = self._left_over_gone(trial, interval, now), None
+        luck = self._luck(changed, others, situation, objective, start, now)
+        queued = tuple(self._queued(names, objective, now, trial.applied) for names in sides)
+        return weigh(
+            changed, others, start=start, end=end, batch=batch, rates=rates, luck=luck, queued=(queued[0], queued[1])
+        )
+
+    def _luck(
+        self, changed: Sequence[Score], others: Sequence[Score], situation: Situation, objective: Objective, start: float,
+        now: float,
+    ) -> Sides:  # fmt: skip
         pods = [pod for pod in self.ledgers.values() if pod.fresh and pod.model is not None]
-        if pods:
-            twin = Luck(situation.knobs, objective, _model_of(pods), _blocks_of(pods))
-            luck = twin.of(changed, others, pods, start, now)
-        return weigh(changed, others, start=start, end=end, batch=batch, luck=luck)
+        if not pods:
+            return (), ()
+        return Luck(situation.knobs, objective, _model_of(pods), _blocks_of(pods)).of(changed, others, pods, start, now)
+
+    def _queued(self, names: Iterable[str], objective: Objective, now: float, since: float) -> list[Score]:
+        """Return of each request whether it waited too long."""
+        records = (r for r in self._under_current(names, since) if r.arrival <= now - objective.settle)
+        return [(r.arrival, float(objective.waited(r, now))) for r in records if r.outcome != "aborted"]
 
     def _served(self, names: Iterable[str], start: float, end: float, batch: float, now: float) -> list[float]:
         """Return the output tokens/s of one of some pods in each batch."""

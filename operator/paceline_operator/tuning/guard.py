@@ -16,8 +16,9 @@ Where nobody was served in time before the trial (`Lately.starved`), all scores 
 which no side's mean score reaches `STARVED` gives the difference of service rates instead, (changed − others) / (changed +
 others) of output tokens per second; a batch in which somebody is served in time counts by scores as ever. That, too, is one
 bounded figure per batch, so the same bets hold for it: harm is refuted at 4 % fewer tokens per second, pass at 18 %.
-Without that a batch in which nobody is served in time is left out: that both fail is no sign that one does no harm. What a
-pod's own traffic makes of its scores is subtracted (`luck`); sides that differ by more than all there is count as that.
+Else such a batch counts only where queues are the reason, on both sides: that both fail is no sign that one does no harm.
+What a pod's own traffic makes of its scores is subtracted (`luck`); sides that differ by more than all there is count as
+that.
 What isn't covered: with one pod, "before" and "after" differ by the traffic as well as by the change.
 """
 
@@ -31,13 +32,14 @@ from statistics import fmean
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.objective import Objective
-from paceline_operator.tuning.service_rate import STARVED, ServiceRates
+from paceline_operator.tuning.service_rate import QUEUED, STARVED, ServiceRates
 
 __all__ = [
     "ALPHA",
     "HARM_MARGIN",
     "Evidence",
     "Score",
+    "Sides",
     "Verdict",
     "batch_seconds",
     "batches_had",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 Score = tuple[float, float]  # arrival in seconds, score from 0 to 1
+Sides = tuple[Sequence[Score], Sequence[Score]]  # of the changed pods, of the others
 ALPHA = 0.05
 HARM_MARGIN = 0.02
 PASS_MARGIN = 0.10
@@ -143,15 +146,16 @@ def batches_needed(gain: float, share: float, requests: float, pods: int) -> flo
 
 def weigh(
     changed: Sequence[Score], others: Sequence[Score], *, start: float, end: float, batch: float,
-    rates: ServiceRates | None = None, luck: tuple[Sequence[Score], Sequence[Score]] | None = None,
+    rates: ServiceRates | None = None, luck: Sides = ((), ()), queued: Sides | None = None,
 ) -> Evidence:  # fmt: skip
     """Return the evidence of (arrival, score) pairs from `start` to `end`, in batches of `batch` seconds.
 
     A batch without a request on either side is joined with the next one: nothing is made up. One in which nobody is served
-    in time tells nothing of who serves better; with `rates`, which has as many batches, it tells by how fast each side
-    serves. `luck` is what each side's own traffic makes of its scores, and is left out.
+    in time tells nothing of who serves better, except by `rates` (which has as many batches): if `queued` is given, only
+    where that says of nearly all requests of both sides that they waited too long. `luck` is what each side's own traffic
+    makes of its scores, and is left out.
     """
-    sides = [_by_batch(pairs, start, batch) for pairs in (changed, others, *(luck or ()))]
+    sides = [_by_batch(pairs, start, batch) for pairs in (changed, others, *luck, *(queued or ()))]
     differences: list[float] = []
     pending: list[list[float]] = [[] for _ in sides]
     joined: list[int] = []
@@ -160,12 +164,11 @@ def weigh(
         joined.append(number)
         pending = [[*waiting, *side.get(number, [])] for waiting, side in zip(pending, sides, strict=True)]
         if pending[0] and pending[1]:
-            means = [fmean(waiting) for waiting in pending]
+            new, old, new_luck, old_luck, *queues = (fmean(values) if values else 0.0 for values in pending)
             served = rates.difference(joined) if rates is not None else None
-            if max(means[:2]) >= STARVED:
-                by_chance = means[2] - means[3] if luck else 0.0
-                differences.append(max(-1.0, min(1.0, means[0] - means[1] - by_chance)))
-            elif served is not None:
+            if max(new, old) >= STARVED:
+                differences.append(max(-1.0, min(1.0, new - old - (new_luck - old_luck))))
+            elif served is not None and min(queues, default=1.0) >= QUEUED:
                 differences.append(served)
             requests += len(pending[0])
             pending, joined = [[] for _ in sides], []

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from paceline_core.knobs import knobs_from_wire
-from paceline_operator.tuning.guard import Score
+from paceline_operator.tuning.guard import Score, Sides
 from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Question
@@ -37,13 +37,13 @@ class Luck:
 
     def of(
         self, changed: Sequence[Score], others: Sequence[Score], pods: Sequence[PodLedger], since: float, now: float
-    ) -> tuple[list[Score], list[Score]] | None:
+    ) -> Sides:
         """Return what the twin expects of the requests that were scored, and of those that it can't tell the mean of all.
 
-        None with more `pods` than are worth it.
+        Nothing with more `pods` than are worth it.
         """
         if len(pods) > _MOST_PODS:
-            return None
+            return (), ()
         expected: dict[float, float] = {}
         for pod in pods:
             expected |= self._expected(pod, since, now)

@@ -13,11 +13,11 @@ from statistics import fmean
 
 from paceline_core.wire import RequestRecord
 
-__all__ = ["STARVED", "Lately", "ServiceRates", "tokens_per_batch"]
+__all__ = ["QUEUED", "STARVED", "Lately", "ServiceRates", "tokens_per_batch"]
 
 STARVED = 0.05  # mean score (0 to 1) up to which nobody is served in time: all wait nearly twice as long as they may
 _FEW = 0.3  # of the requests in time over ten intervals: a queue that began two or three minutes ago, or never ends
-_QUEUED = 0.9  # of the requests waited too long: a queue that doesn't end between bursts
+QUEUED = 0.9  # of the requests waited too long: a queue that doesn't end between bursts
 _FEWEST = 10  # requests that tell so
 _INSTANT = 1e-3  # seconds: all of an answer may come at once
 _PRIOR = 4.0  # weight in batches of the rate from before, as in the guard's own prior
@@ -43,7 +43,7 @@ class Lately:
     def starved(self) -> bool:
         """Whether a queue keeps everybody from being served in time now, and nearly everybody for some time."""
         now = self.requests >= _FEWEST and self.score < STARVED and self.rate > 0
-        return now and self.attainment < _FEW and self.waited >= _QUEUED
+        return now and self.attainment < _FEW and self.waited >= QUEUED
 
 
 @dataclass(slots=True)
