@@ -19,7 +19,7 @@ from paceline_sim.result import Outcome
 
 __all__ = ["Fidelity", "check"]
 
-# Errors up to which a twin is of use, chosen on services 0 to 4 of `bench.tuner_fleet` and not touched since; the others
+# Errors up to which a twin is of use, chosen on made-up services that `bench.tuner_fleet` has not in its fleet; those
 # judge them. Wide on purpose: the direction of a change survives such errors, a gain must exceed the error of attainment
 # anyway, and one pod proves the change first. What they are there for is a twin of another service than this one: a model
 # that is twice the truth is off by 50 to 100 % in all of them.
@@ -63,7 +63,7 @@ class Fidelity:
 def check(twin: Twin, knobs: Knobs, objective: Objective, step_error: float) -> Fidelity:
     """Replay what was seen under `knobs` and compare."""
     if step_error > _STEP_ERROR:
-        text = f"the step-time model is off by {step_error:.0%} on the last steps (most: {_STEP_ERROR:.0%})"
+        text = f"the step-time model is off by {step_error:.0%} in most sizes of steps (most: {_STEP_ERROR:.0%})"
         return Fidelity({"step": step_error}, text)
     pairs = [
         (sample[o.index], o) for sample, result in twin.outcomes(knobs) for o in result.outcomes if sample[o.index].counted

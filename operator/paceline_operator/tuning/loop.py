@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from paceline_operator.acceptance import Acceptor
@@ -99,8 +100,12 @@ class Tuner:
             self.scraper = Scraper(timeout=self.settings.admin_timeout, concurrency=concurrency, clock=self.clock)
         try:
             while True:
-                with self._own.round_seconds.time():
-                    await self.round()
+                try:
+                    with self._own.round_seconds.time():
+                        await self.round()
+                except Exception:  # tuning that ended in silence would leave a trial in force for ever
+                    logger.exception("a round of tuning failed")
+                    self._own.failures.inc()
                 await asyncio.sleep(max(_LEAST, self.settings.tuning_interval / (2 * _LOOKS)))
         finally:
             await self.scraper.close()
@@ -188,7 +193,9 @@ class Tuner:
             tuned.service, found, instances(self.store.all(key, "Pod")), self.knobs.get(key, {}),
             target.digest if current else "", next(iter(self.store.all(key, "Deployment")), None), interval,
         )  # fmt: skip
-        effects = tuned.brain.look(situation, now, self._answer(tuned))
+        look = partial(tuned.brain.look, situation, now, self._answer(tuned))
+        # a trial's guard asks the twin about some seconds of traffic: too long for everything else to wait
+        effects = look() if trial is None else await asyncio.to_thread(look)
         await self._write(key, tuned)  # before anything is told: what isn't written hasn't happened
         for effect in effects:
             if isinstance(effect, Tell):
