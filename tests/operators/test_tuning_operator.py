@@ -1,5 +1,6 @@
 """What survives the operator and what pods and people are told: overrides, trials, the decision log, the words."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -12,9 +13,12 @@ from paceline_cli.tune import tune
 from paceline_cli.tune_text import explain_service
 from paceline_operator.effective import effective, read_override, spec_hash
 from paceline_operator.knob_sync import Target
+from paceline_operator.metrics import Metrics
+from paceline_operator.settings import Settings
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.decision_log import DecisionLog
+from paceline_operator.tuning.loop import Tuner
 from paceline_operator.tuning.overrides import IN_FORCE, config_map, read_state, read_trying
 from paceline_operator.tuning.state import Change, Phase, State, Trial
 from paceline_operator.tuning.status import report
@@ -110,3 +114,20 @@ def test_logged_decisions_come_out_the_same_offline(tmp_path):
     path.write_text("{}\n")
     broken = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
     assert broken.exception is not None and "line 1" in str(broken.exception)
+
+
+async def test_a_round_that_fails_ends_neither_tuning_nor_the_trials_that_are_watched(monkeypatch):
+    rounds = []
+
+    async def fails(self):
+        rounds.append(self)
+        if len(rounds) < 3:
+            raise KeyError("a pod that is gone")
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Tuner, "round", fails)
+    monkeypatch.setattr("paceline_operator.tuning.loop._LEAST", 0.0)
+    tuner = Tuner(Settings(tuning_interval=0.01), None, None, None, Metrics(), {}, {}, lambda key: None)
+    with pytest.raises(asyncio.CancelledError):
+        await tuner.run()
+    assert len(rounds) == 3 and tuner._own.failures._value.get() == 2
