@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline_operator.api_kinds import Apis
 from paceline_operator.children import Manifest, stamped
-from paceline_operator.names import APPLIED, FETCHER, INPUTS, NAME_LABEL, OWN, TURN, base_name, digest, labels
+from paceline_operator.names import APPLIED, CONTAINER, FETCHER, INPUTS, NAME_LABEL, OWN, TURN, base_name, digest, labels
 from paceline_operator.outcome import Fetch, FetchState
 from paceline_operator.overlay import overlay
-from paceline_operator.pod import CACHE_CLAIM, CONTAINER
+from paceline_operator.pod import CACHE_CLAIM
 from paceline_operator.policy import PRODUCT_LABELS
 from paceline_operator.spec import InferenceService
 from paceline_operator.upgrade import held_back, recorded

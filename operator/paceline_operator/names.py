@@ -15,6 +15,7 @@ __all__ = [
     "CLASS_KIND",
     "CLASS_PLURAL",
     "CLASS_SHORT_NAME",
+    "CONTAINER",
     "DEFAULT_CLASS",
     "FETCHER",
     "FIELD_MANAGER",
@@ -79,6 +80,7 @@ UPGRADE = "paceline.io/upgrade"
 ROTATE = "paceline.io/rotate-admin-token"
 TOKENS = "paceline.io/admin-tokens"
 NAME_LABEL = "app.kubernetes.io/name"
+CONTAINER = "runtime"  # of a pod, that serves
 FETCHER = "paceline-fetch"  # the name of pods that fetch a model: no Service, budget or Deployment selects them
 _LONGEST = 63  # of a Service's name and of a label's value
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

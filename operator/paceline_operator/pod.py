@@ -9,7 +9,7 @@ from typing import Any
 from paceline_core.durations import format_duration, parse_duration
 from paceline_core.knobs import KNOBS, CostClass, KnobSpec, knobs_to_wire
 from paceline_operator.fields import wire_form
-from paceline_operator.names import RESTART_HASH, REVISION, digest, labels, selector
+from paceline_operator.names import CONTAINER, RESTART_HASH, REVISION, digest, labels, selector
 from paceline_operator.overlay import overlay
 from paceline_operator.policy import PRODUCT_LABELS
 from paceline_operator.settings import Settings
@@ -17,9 +17,8 @@ from paceline_operator.spec import Accelerator, EnvVar, InferenceService, Tolera
 from paceline_operator.spec_cache import Cache
 from paceline_operator.spec_platform import Rollout
 
-__all__ = ["ADMIN_PORT", "CACHE_CLAIM", "CONTAINER", "HTTP_PORT", "pod_template", "restart_hash", "revision_of"]
+__all__ = ["ADMIN_PORT", "CACHE_CLAIM", "HTTP_PORT", "pod_template", "restart_hash", "revision_of"]
 
-CONTAINER = "runtime"
 HTTP_PORT = 8000
 ADMIN_PORT = 9000
 _CONFIG = "/etc/paceline"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from paceline_operator.names import FETCHER, NAME_LABEL, RESTART_HASH
-from paceline_operator.pod import CONTAINER
+from paceline_operator.names import CONTAINER, FETCHER, NAME_LABEL, RESTART_HASH
 from paceline_operator.remedies import last_line, no_node, out_of_memory, short, start_failure
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline_operator.class_spec import InferenceClass
 from paceline_operator.errors import Problem, SpecError
+from paceline_operator.names import CONTAINER
 from paceline_operator.settings import Settings, TemplatePolicy
 from paceline_operator.spec import Accelerator, InferenceService
 
@@ -21,8 +22,8 @@ __all__ = ["PRODUCT_LABELS", "RESERVED_ENV", "Rules", "policy_problems", "rules_
 
 # what the operator or the node sets: a spec that overrides them breaks the contract with the runtime
 RESERVED_ENV = ("POD_NAME", "POD_NAMESPACE", "POD_IP", "PACELINE_CPU_LIMIT", "PACELINE_MEMORY_LIMIT", "PACELINE_HOST")
-# variables that send hf:// URIs to another host than the URI says
-_REDIRECTING = ("HF_ENDPOINT", "HF_HUB_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY")
+# variables that send hf:// URIs to another host than the URI says; Python takes proxies in any case of letters
+_REDIRECTING = re.compile(r"HF_(HUB_)?ENDPOINT|(?i:(HTTPS?|ALL)_PROXY)")
 # node labels of the vendors' feature discovery
 PRODUCT_LABELS = {
     "nvidia.com": "nvidia.com/gpu.product",
@@ -124,7 +125,7 @@ def _env_problems(path: str, names: list[str], rules: Rules) -> Iterator[Problem
     for i, name in enumerate(names):
         if name in RESERVED_ENV:
             yield Problem(f"{path}[{i}].name", name, "set by the operator", "use another name")
-        elif name in _REDIRECTING and rules.models is not None and name not in rules.own_env:
+        elif _REDIRECTING.fullmatch(name) and rules.models is not None and name not in rules.own_env:
             bound = f"{rules.author} says where models come from"
             yield Problem(f"{path}[{i}].name", name, bound, f"remove it, or {rules.remedy}")
 
@@ -234,6 +235,9 @@ def _container_problems(path: str, container: Mapping[str, Any], rules: Rules, h
     yield from () if rules.privileged else _security_problems(path, container)
     names = [str(variable.get("name")) for variable in _objects(container.get("env"))]
     yield from _env_problems(f"{path}.env", names, rules)
+    if rules.models is not None and container.get("name") == CONTAINER:
+        # another command line, or variables that nobody can see here, could serve any model
+        yield from (_refused(f"{path}.{key}", container[key]) for key in ("args", "command", "envFrom") if key in container)
     for i, mount in enumerate(_objects(container.get("volumeMounts"))):
         if mount.get("name") in hosts and mount.get("readOnly") is not True:
             yield Problem(f"{path}.volumeMounts[{i}]", mount.get("name"), "a folder of the node", "set readOnly: true")

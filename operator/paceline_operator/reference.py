@@ -82,7 +82,8 @@ From the weakest to the strongest, field by field; `status.effective` of the ser
 - `nodeSelector` and `tolerations` are added to every pod; a service can't change those labels.
 - **Allow-lists** start closed. A list that the class leaves out is the operator's own setting (`PACELINE_ALLOWED_…`), which
   starts closed too; one that it states takes that setting's place. The class's own image and environment are always allowed.
-- With `allowed.models`, services may not set `HF_ENDPOINT`: it would send `hf://` URIs to another host.
+- With `allowed.models`, services may not set `HF_ENDPOINT` or a proxy, which would send `hf://` URIs to another host; nor
+  may a restricted template give the runtime container `command`, `args` or `envFrom`.
 
 ## Changes
 

@@ -165,6 +165,7 @@ VIOLATIONS = [
     ({"accelerator": {"product": "NVIDIA-H100"}}, "spec.accelerator", "NVIDIA-L4*"),
     ({"nodeSelector": {"pool": "cpu"}}, "spec.nodeSelector[pool]", "sets gpu"),
     ({"env": [{"name": "HTTPS_PROXY", "value": "http://x"}]}, "spec.env[0].name", "where models come from"),
+    ({"env": [{"name": "All_proxy", "value": "http://x"}]}, "spec.env[0].name", "where models come from"),
     ({"template": {"spec": {}}}, "spec.template", "aren't allowed"),
 ]  # fmt: skip
 
@@ -180,6 +181,14 @@ def test_a_violation_names_field_value_bound_and_remedy(spec, field, words):
 def test_all_violations_are_told_at_once():
     spec = {"replicas": 9, "image": "evil", "batching": {"maxNumSeqs": 999, "maxNumSeqsLimit": 999}}
     assert set(refused(spec)) == {"spec.replicas", "spec.image", "spec.batching.maxNumSeqs"}
+
+
+@pytest.mark.parametrize("key", ["args", "command", "envFrom"])
+def test_a_restricted_template_gets_no_way_around_the_models_of_the_class(key):
+    rules = {"allowed": {"template": "Restricted", "models": ["hf://org/*"]}}
+    template = {"spec": {"containers": [{"name": "runtime", key: [{}]}, {"name": "proxy", key: [{}]}]}}
+    assert list(refused({"template": template}, rules)) == [f"spec.template.spec.containers[0].{key}"]
+    assert under({"template": template}, {"allowed": {"template": "Restricted"}})
 
 
 def test_a_limit_on_a_resource_wants_a_limit():
