@@ -339,9 +339,8 @@ def test_a_decision_costs_few_replays(busy, monkeypatch):
     monkeypatch.setattr(Twin, "_replay", counted)
     decision = decide(busy)
     assert decision.kind == "Change" and decision.target["maxNumSeqs"] >= 4
-    # two searches, as a queue keeps everybody waiting; 30 settings on all of it would be 14,400 each, and as much again at
-    # the other load
-    assert sum(replayed) < 15_000
+    # 30 settings on all of it would be 14,400, and as much again at the other load
+    assert sum(replayed) < 13_000
 
 
 def test_a_logged_decision_is_made_again_from_its_line_alone(busy, tmp_path):

@@ -19,8 +19,8 @@ from paceline_sim.result import Outcome
 
 __all__ = ["Fidelity", "check"]
 
-# Errors up to which a twin is of use, chosen on made-up services that `bench.tuner_fleet` has not in its fleet; those
-# judge them. Wide on purpose: the direction of a change survives such errors, a gain must exceed the error of attainment
+# Errors up to which a twin is of use, chosen on services 0 to 4 of an earlier, slower fleet of `bench.tuner_fleet` and not
+# touched since. Wide on purpose: the direction of a change survives such errors, a gain must exceed the error of attainment
 # anyway, and one pod proves the change first. What they are there for is a twin of another service than this one: a model
 # that is twice the truth is off by 50 to 100 % in all of them.
 _TPOT_ERROR = 0.25

@@ -25,9 +25,8 @@ _GAIN_SHARE = 0.25  # of the expected gain that has to come
 _FASTER = 1.25  # times the tokens/s from before, with a queue on both sides: which requests came makes some of it
 _COMPARE_MOST = 10  # intervals
 _APPLY_MOST = 2  # intervals for a pod to take its knobs over
-_SEEN = (
-    0.01  # of the score: equal pods differ by a little always, by rates more than by scores (there it is the guard's margin)
-)
+# Of the score: equal pods differ by a little always. By rates they differ more, and there it is the guard's margin
+_SEEN = 0.01
 _PAIRED = 20  # requests on the changed pods, in an interval at least: before that queues from before are what is compared
 # Fewer do where the evidence is what two passes one after the other would give: nothing but the change itself can be what is
 # seen there, and for a service that begins with one slot every minute of waiting is one of failing
