@@ -11,14 +11,14 @@ from paceline_cli.load import run_load
 from paceline_cli.tuned_service import tuned_service
 from paceline_cli.workload import LoadRequest
 
-__all__ = ["REAL_OUTPUTS", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest", "too_much_for"]
+__all__ = ["REAL_OUTPUTS", "REAL_TPOT", "REAL_TTFT", "REAL_WORDS", "real_manifest", "served_by", "too_much_for"]
 
 REAL_TTFT, REAL_TPOT = 3.0, 0.3  # seconds
 REAL_WORDS, REAL_OUTPUTS = (10, 40), (24, 40)  # prompts in words of one token, answers in tokens
 # Of what pods with one slot each serve: their queue passes the objective after some ten seconds, while eight slots, that
 # serve more than twice as much on two cores, still have room.
 _OVERLOAD = 1.5
-_PROBES, _CLIENTS = 32, 4
+_PROBES, _CLIENTS = 32, 4  # requests, and how many at once: two pods with one slot each are never idle
 
 
 def real_manifest(name: str, *, replicas: int, knobs: Mapping[str, Any], mode: str = "Auto") -> dict[str, Any]:
@@ -34,9 +34,18 @@ def too_much_for(fleet: Fleet) -> float:
 
     What they serve is measured: machines differ by ten times. Takes seconds. Raises `FleetError` if a request fails.
     """
+    return _OVERLOAD * served_by(fleet)
+
+
+def served_by(fleet: Fleet, clients: int = _CLIENTS, probes: int = _PROBES) -> float:
+    """Return how many requests/s the pods of `fleet` serve to that many clients, each of which always has one under way.
+
+    Raises `FleetError` if a request fails.
+    """
     words, tokens = (sum(ends) // 2 for ends in (REAL_WORDS, REAL_OUTPUTS))
-    probes = [LoadRequest("and " * words, tokens, 0.0)] * _PROBES
-    outcomes = asyncio.run(run_load(fleet.url(), fleet.name, probes, concurrency=_CLIENTS))
+    outcomes = asyncio.run(
+        run_load(fleet.url(), fleet.name, [LoadRequest("and " * words, tokens, 0.0)] * probes, concurrency=clients)
+    )
     if failed := next((o.error for o in outcomes if o.error), ""):
         raise FleetError(f"the pods couldn't be measured: {failed}")
-    return _OVERLOAD * _PROBES / max(o.end for o in outcomes)
+    return probes / max(o.end for o in outcomes)

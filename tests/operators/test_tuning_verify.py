@@ -7,30 +7,39 @@ import pytest
 from tuning_kit import INTERVAL, Service, bad_start
 
 from paceline_core.knobs import Knobs
+from paceline_core.wire import Gauges
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision, decide
 from paceline_operator.tuning.facts import Ask, Facts, PodFact
 from paceline_operator.tuning.guard import Evidence, Verdict, judge
+from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.machine import advance
+from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.outcome import revert, settle
 from paceline_operator.tuning.service_rate import Lately
 from paceline_operator.tuning.state import Phase, Reason, State, Trial
 from paceline_operator.tuning.stretch import Stretch
 from paceline_operator.tuning.traffic import MOST_CHANGES, budget_left, follow
 from paceline_operator.tuning.twin import Forecast
+from paceline_operator.tuning.view import merge
 
 OLD, NEW = {"maxNumSeqs": 32}, {"maxNumSeqs": 24}
 TRIAL = Trial(OLD, NEW, "it would be better", 0.0, (), "pod-0", 0.5, 0.5, 0.9, 0.8, promised=0.4)
 BETTER, SAME, WORSE = (judge([d] * 40, requests=200) for d in (0.3, 0.0, -0.3))
 
 
-def promoted(share, *, waited=5, count=2, decision=None, evidence=None, busy="", **trial):
-    """What becomes of 32 → 24 slots, in force everywhere, promised 90 % after 50 %, if `share` keep the objective."""
+def promoted(share, *, waited=5, count=2, decision=None, evidence=None, busy="", waiting=0, behind=0.0, **trial):
+    """What becomes of 32 → 24 slots, in force everywhere, promised 90 % after 50 %, if `share` keep the objective.
+
+    `waiting` requests are in the pods' queues now, and of the last interval's a share `behind` waited too long.
+    """
     phase = Phase.COMPARING if trial.get("control") else Phase.VERIFYING
     state = State(spec_hash="h1", phase=phase, trial=replace(TRIAL, **trial), override=NEW)
+    ledger = PodLedger("pod-0", gauges=Gauges(waiting=waiting))
     facts = Facts(
-        "Auto", "h1", NEW, tuple(PodFact(f"pod-{i}", f"pod-{i}") for i in range(count)), None, INTERVAL, decision=decision,
-        evidence=evidence, after=(300, share), busy=busy,
+        "Auto", "h1", NEW, tuple(PodFact(f"pod-{i}", f"pod-{i}") for i in range(count)),
+        merge([ledger], Objective(8.0, 0.1), 0.0, INTERVAL), INTERVAL, decision=decision, evidence=evidence,
+        after=(300, share), busy=busy, lately=Lately(requests=50, waited=behind),
     )  # fmt: skip
     return advance(state, facts, waited * INTERVAL)
 
@@ -62,6 +71,36 @@ def test_a_gain_that_does_not_come_is_compared_with_a_pod_that_goes_back(share, 
     assert state.phase is Phase.COMPARING and tell.reason == "TuningComparing"
     assert state.trial.pods == ("pod-1",) and state.trial.tried == OLD and not state.trial.applied
     assert state.override == NEW  # the others keep it meanwhile
+
+
+@pytest.mark.parametrize(
+    ("waited", "waiting", "behind", "waits"),
+    [
+        (3, 80, 1.0, False),  # a fifth is gone after three intervals, the rest will be after fifteen: not soon enough,
+        (3, 70, 1.0, True),  # and ten are
+        (10, 0, 1.0, True),  # the last of those who waited have just been served
+        (5, 100, 1.0, False),  # it doesn't get shorter
+        (5, 120, 1.0, False),
+        (5, 30, 0.3, False),  # and what isn't made of waiting is no queue's fault
+        (13, 2, 1.0, False),
+    ],
+)
+def test_a_queue_from_before_is_let_out_before_anything_is_judged(waited, waiting, behind, waits):
+    state, _ = promoted(0.0, waited=waited, waiting=waiting, behind=behind, queued=100)
+    assert (state.phase is Phase.VERIFYING) is waits and state.override == NEW
+    # a pod alone isn't judged by the twin either
+    effects = promoted(0.0, waited=waited, waiting=waiting, behind=behind, queued=100, count=1)[1]
+    assert (effects == ()) is waits and (waits or isinstance(effects[0], Ask))
+
+
+def test_a_promotion_notes_the_queue():
+    ledger = PodLedger("pod-0", gauges=Gauges(waiting=7))
+    facts = Facts(
+        "Auto", "h1", OLD, (PodFact("pod-0", "pod-0"), PodFact("pod-1", "pod-1")),
+        merge([ledger], Objective(8.0, 0.1), 0.0, INTERVAL), INTERVAL, evidence=BETTER,
+    )  # fmt: skip
+    state, _ = advance(State(spec_hash="h1", phase=Phase.CANARY, trial=CANARY), facts, 3 * INTERVAL)
+    assert state.phase is Phase.VERIFYING and state.trial.queued == 7
 
 
 def test_what_is_better_at_the_same_time_stays_although_the_traffic_is_worse():

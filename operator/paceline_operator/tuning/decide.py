@@ -25,7 +25,7 @@ __all__ = ["MIN_REQUESTS", "Decision", "decide"]
 
 MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
 _GAIN = 0.03  # least relative gain that is worth a change
-_SHARE_GAIN = 0.02  # least gain as a share of all requests: 480 requests tell a share to within 2 in a hundred
+_LOSS = 0.02  # relative: 480 requests tell a share to within 2 in a hundred
 _SERVED = 0.5  # of the requests within the objective
 _DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
@@ -136,14 +136,14 @@ def _judge(question: Question, twin: Twin, knobs: Knobs, found: Found, errors: M
     if not found.changes:
         return Decision("Hold", "NoBetter", "no setting within the bounds does better than the current one", **common)
     drains = _drains(question, found, errors)
-    least = max(_SHARE_GAIN, _TWIN_ERRORS * error, question.doubt) if question.objective.stated else 0.0
+    least = max(_TWIN_ERRORS * error, question.doubt) if question.objective.stated else 0.0
     if not drains and (gain < _GAIN or share_gain < least):
         text = f"the best setting would gain {gain:.1%}, which is within the twin's own error or not worth a change"
         return Decision("Hold", "WithinError", text, **common)
     if not drains and question.objective.stated and question.only is None and not _is_certain(found):
         text = f"the best setting would gain {gain:.1%} on these requests, which may be chance"
         return Decision("Hold", "Chance", text, **common)
-    if clearly_better(question.objective, *found.now, by=_SHARE_GAIN):
+    if clearly_better(question.objective, *found.now, by=_LOSS):
         return Decision("Hold", "WorseNow", "what is best for the load to come would be worse for the load of now", **common)
     assert allowed(found.changes, question.bounds) or question.only is not None, "the search leaves the bounds"
     return Decision("Change", "Better", _change_text(question, found, gain), target=found.changes, **common)

@@ -247,7 +247,8 @@ def _promote(state: State, trial: Trial, facts: Facts, now: float) -> tuple[Stat
         others = sorted(pod.name for pod in facts.pods if pod.name not in trial.pods)
         return replace(state, trial=replace(trial, pods=(*trial.pods, *others[: len(trial.pods)]), stepped=now)), ()
     text = f"in force on all {len(facts.pods)} pods, now verified: {arrow(trial)}"
+    promoted = replace(trial, pods=(), queued=facts.view.waiting if facts.view is not None else 0)
     state = replace(
-        state, phase=Phase.VERIFYING, since=now, override={**state.override, **trial.after}, trial=replace(trial, pods=())
-    )
+        state, phase=Phase.VERIFYING, since=now, override={**state.override, **trial.after}, trial=promoted
+    )  # fmt: skip
     return state.told("Promoted", text), (Tell("TuningPromoted", text),)

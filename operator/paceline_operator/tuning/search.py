@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_core.knobs import Knobs, knobs_to_wire
-from paceline_operator.tuning.candidates import TUNED, between, changes_between, ladder, merge_changes
+from paceline_operator.tuning.candidates import TUNED, between, changes_between, ladder, merge_changes, trusted_most
 from paceline_operator.tuning.finals import STRESS, Finals, is_excluded
 from paceline_operator.tuning.preference import better
 from paceline_operator.tuning.question import Question, Sample
@@ -21,6 +21,7 @@ from paceline_operator.tuning.twin import Forecast
 __all__ = ["Found", "search"]
 
 _PATIENCE = 2  # settings in a row that are worse than the best: further away from it there is nothing to find
+_SMALL_BUDGETS, _MORE_SLOTS = (128, 256), (1.4, 2.0, 2.8)  # tokens; times the best number of slots under the budget in force
 _TO_FINE, _TO_ALL = 6, 4  # settings that are tried on more of the traffic, and on all of it
 
 
@@ -113,12 +114,30 @@ def _found(rungs: Sequence[Rung], knobs: Knobs, best: Knobs) -> Found:
 
 def _sweeps(state: _Search, best: Knobs) -> None:
     bounds, model = state.question.bounds, state.question.model.base
-    for name in TUNED:
+    slots, budget, *others = TUNED
+    # the other knobs make up for a wrong number of slots, and then look as if they mattered: so that is refined first
+    for steps in (ladder, between):
+        best = state.around(best, steps(slots, best, bounds, model), slots)
+    most = min(trusted_most(slots, model), best.max_num_seqs_limit)
+    pairs = [[pair for pair in _beside(best, small) if pair[slots] <= min(small, most)] for small in _SMALL_BUDGETS]
+    best = state.around(best, ladder(budget, best, bounds, model), budget)
+    for changes in pairs:
+        best = state.sweep(best, changes)
+    for name in others:
         best = state.around(best, ladder(name, best, bounds, model), name)
-        if name == TUNED[0]:  # the other knobs make up for a wrong number of slots, and then look as if they mattered
-            best = state.around(best, between(name, best, bounds, model), name)
-    for name in TUNED[:2]:
+    for name in (slots, budget):
         best = state.around(best, between(name, best, bounds, model), name)
+
+
+def _beside(knobs: Knobs, budget: int) -> list[dict[str, Any]]:
+    """Return settings with a smaller budget and more slots at once.
+
+    Chunks keep a long prompt from holding up everybody's tokens, but then it takes longer, in a slot of its own: where one
+    comes now and then among short ones both together are best, and neither alone is a step that way.
+    """
+    if budget >= knobs.max_num_batched_tokens:
+        return []
+    return [{TUNED[0]: round(f * knobs.max_num_seqs), TUNED[1]: budget} for f in _MORE_SLOTS]
 
 
 def _rungs(twin: Forecaster, traffic: Sequence[Sample], question: Question) -> list[Rung]:

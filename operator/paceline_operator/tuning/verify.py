@@ -5,7 +5,9 @@ objective is kept. If not, traffic may be to blame, and only a comparison at the
 knobs from before, and the guard compares the others with it. Whatever isn't clearly no worse is taken back.
 
 Where nobody was served in time before, a queue stands between the change and its gain: there it settles, too, if pods serve
-clearly more tokens per second than before; no traffic makes a pod that always has work faster.
+clearly more tokens per second than before; no traffic makes a pod that always has work faster. And while a queue that was
+there at the promotion gets shorter, and soon enough will be gone, nothing is judged: who waits in it says nothing of the
+knobs that let it shrink, and to send a pod back to those that let it grow would lengthen it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from paceline_operator.tuning.state import Phase, Reason, State, Trial
 __all__ = ["enough", "verify"]
 
 _LEAST, _PATIENCE, _MOST = 2, 4, 12  # intervals: the first word; a backlog from before is gone; enough is enough
+_BEHIND_QUEUE = 0.2  # of the last interval's requests waited too long
 _REQUESTS = 40  # that are judged
 _GAIN_SHARE = 0.25  # of the expected gain that has to come
 _FASTER = 1.25  # times the tokens/s from before, with a queue on both sides: which requests came makes some of it
@@ -44,6 +47,8 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
     if facts.searching:
         return state, ()
     requests, share = facts.after
+    if trial.queued and facts.lately.requests >= _REQUESTS:
+        share = facts.lately.share  # those before have waited in that queue
     waited = now - state.since
     if waited < _LEAST * facts.interval or requests < _REQUESTS:
         if waited > _MOST * facts.interval:
@@ -57,7 +62,17 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         return settle(state, trial, facts, now, "Served", _served(trial, facts))
     if waited < _PATIENCE * facts.interval and share >= trial.baseline:
         return state, ()
+    if _is_worked_off(trial, facts, waited):
+        return state, ()
     return _doubt(state, trial, facts, now)
+
+
+def _is_worked_off(trial: Trial, facts: Facts, waited: float) -> bool:
+    """Return whether requests still wait behind the queue of the promotion, and it will be gone in time if it goes on so."""
+    queued, left = trial.queued, facts.view.waiting if facts.view is not None else 0
+    if facts.lately.waited < _BEHIND_QUEUE or left >= queued:
+        return False
+    return waited * queued / (queued - left) <= _MOST * facts.interval
 
 
 def _doubt(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
