@@ -5,7 +5,8 @@
 
 Three rounds, in each of which a sweep of six fixed settings (vLLM's defaults among them) and a tuned run follow one another,
 so that a slow hour of the machine meets all alike. All get the same rate, that is measured first: more than one slot a pod
-serves, and enough less than eight do that the queue of the first half minute can be gone before goodput is judged. Finished runs are kept in `--resume` (default bench/results/tuner_real.jsonl). Exit code 1 if a goal is missed.
+serves, and enough less than eight do that the queue of the first half minute can be gone before goodput is judged. Finished
+runs are kept in `--resume` (default bench/results/tuner_real.jsonl). Exit code 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ ROUNDS, PODS = 3, 2
 INTERVAL = 15.0
 SETTLED = 5 * INTERVAL  # after which goodput is compared
 TUNED_SECONDS, FIXED_SECONDS, FIXED_SETTLED = 110.0, 30.0, 12.0
-# Of the way from what one slot a pod serves to what eight do. One slot is in force for the first 40 s, and what came too much
-# until then has to be gone in the 35 s that are left until goodput is judged: at 0.4 it just was, on the fastest of machines
+# Of the way from what one slot a pod serves to what eight do. One slot is in force for the first 40 s, and what came too
+# much until then has to be gone in the 35 s that are left until goodput is judged: at 0.4 it just wasn't
 OVER, PROBES = 0.25, 32
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 START, VLLM = {"maxNumSeqs": 1}, "vLLM's defaults"

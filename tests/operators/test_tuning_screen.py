@@ -220,6 +220,30 @@ def test_a_knob_more_must_earn_its_place(gain, changes):
     assert found_by(Plain(worth), Knobs(max_num_seqs=256)).changes == changes
 
 
+@pytest.mark.parametrize("bounds", [{}, {"maxNumSeqs": (1, 12)}, {"maxNumBatchedTokens": (512, 8192)}])
+def test_more_slots_with_a_small_budget_are_found_where_neither_alone_is_better(bounds):
+    """A long prompt among short ones: eight slots under the budget in force, sixteen if prompts come in chunks."""
+
+    def worth(knobs, _load):
+        chunks, many = knobs.max_num_batched_tokens <= 256, knobs.max_num_seqs
+        return 0.9 if chunks and 14 <= many <= 18 else 0.7 if not chunks and many == 8 else 0.5
+
+    found = found_by(Plain(worth), Knobs(max_num_seqs=8), question(bounds=bounds))
+    if bounds:
+        assert not found.changes
+    else:
+        assert 14 <= found.changes["maxNumSeqs"] <= 18 and found.changes["maxNumBatchedTokens"] in (128, 256)
+
+
+def test_slots_beside_a_small_budget_stay_within_what_the_model_knows():
+    seen = StepModel(0.01, seen={"decode_tokens": (0.0, 6.0)})
+
+    def worth(knobs, _load):
+        return 0.9 if knobs.max_num_batched_tokens <= 256 and knobs.max_num_seqs > 12 else 0.5
+
+    assert not found_by(Plain(worth), Knobs(max_num_seqs=8), question(model=CalibratedModel(seen))).changes
+
+
 def test_of_equals_the_first_is_the_best():
     rung = Rung(Plain(lambda _knobs, _load: 0.5), Objective(1.0, 0.05), 1.0)
     settings_ = [Knobs(max_num_seqs=count) for count in (8, 4, 16)]
@@ -276,6 +300,10 @@ def test_latency_is_no_reason_to_call_a_setting_clearly_better():
     assert not clearly_better(objective, forecast(0.9, ttft_p95=0.1), forecast(0.9, ttft_p95=0.9))
     assert not clearly_better(objective, forecast(0.93), forecast(0.9)) and clearly_better(
         objective, forecast(0.95), forecast(0.9)
+    )
+    # two in a hundred are little where all are served, and a tenth of what is served where a fifth are
+    assert clearly_better(objective, forecast(0.22), forecast(0.20)) and not clearly_better(
+        objective, forecast(0.205), forecast(0.20)
     )
     drains = replace(objective, draining=True)
     assert clearly_better(drains, forecast(0.0, token_rate=1.2), forecast(0.5))

@@ -28,10 +28,13 @@ TRIAL = Trial(OLD, NEW, "it would be better", 0.0, (), "pod-0", 0.5, 0.5, 0.9, 0
 BETTER, SAME, WORSE = (judge([d] * 40, requests=200) for d in (0.3, 0.0, -0.3))
 
 
-def promoted(share, *, waited=5, count=2, decision=None, evidence=None, busy="", waiting=0, behind=0.0, **trial):
+def promoted(
+    share, *, waited=5, count=2, decision=None, evidence=None, busy="", waiting=0, behind=0.0, lately=1.0, last=50, **trial
+):
     """What becomes of 32 → 24 slots, in force everywhere, promised 90 % after 50 %, if `share` keep the objective.
 
-    `waiting` requests are in the pods' queues now, and of the last interval's a share `behind` waited too long.
+    `waiting` requests are in the pods' queues now; of the `last` ones, of an interval, a share `behind` waited too long, and
+    `lately` kept the objective.
     """
     phase = Phase.COMPARING if trial.get("control") else Phase.VERIFYING
     state = State(spec_hash="h1", phase=phase, trial=replace(TRIAL, **trial), override=NEW)
@@ -39,7 +42,7 @@ def promoted(share, *, waited=5, count=2, decision=None, evidence=None, busy="",
     facts = Facts(
         "Auto", "h1", NEW, tuple(PodFact(f"pod-{i}", f"pod-{i}") for i in range(count)),
         merge([ledger], Objective(8.0, 0.1), 0.0, INTERVAL), INTERVAL, decision=decision, evidence=evidence,
-        after=(300, share), busy=busy, lately=Lately(requests=50, waited=behind),
+        after=(300, share), busy=busy, lately=Lately(requests=last, share=lately, waited=behind),
     )  # fmt: skip
     return advance(state, facts, waited * INTERVAL)
 
@@ -81,16 +84,24 @@ def test_a_gain_that_does_not_come_is_compared_with_a_pod_that_goes_back(share, 
         (10, 0, 1.0, True),  # the last of those who waited have just been served
         (5, 100, 1.0, False),  # it doesn't get shorter
         (5, 120, 1.0, False),
-        (5, 30, 0.3, False),  # and what isn't made of waiting is no queue's fault
+        (5, 30, 0.1, False),  # and what isn't made of waiting is no queue's fault
         (13, 2, 1.0, False),
     ],
 )
 def test_a_queue_from_before_is_let_out_before_anything_is_judged(waited, waiting, behind, waits):
-    state, _ = promoted(0.0, waited=waited, waiting=waiting, behind=behind, queued=100)
+    state, _ = promoted(0.0, waited=waited, waiting=waiting, behind=behind, lately=0.0, queued=100)
     assert (state.phase is Phase.VERIFYING) is waits and state.override == NEW
     # a pod alone isn't judged by the twin either
-    effects = promoted(0.0, waited=waited, waiting=waiting, behind=behind, queued=100, count=1)[1]
+    effects = promoted(0.0, waited=waited, waiting=waiting, behind=behind, lately=0.0, queued=100, count=1)[1]
     assert (effects == ()) is waits and (waits or isinstance(effects[0], Ask))
+
+
+def test_who_came_after_the_queue_tells_whether_the_gain_came():
+    """All that waited in it have failed, under any knobs; without one the last interval alone proves nothing."""
+    assert promoted(0.0, lately=0.9, queued=100)[0].history[-1].outcome == "Settled(Verified)"
+    assert promoted(0.0, lately=0.9, queued=100, last=20)[0].phase is Phase.COMPARING  # too few of them
+    assert promoted(0.0, lately=0.5, queued=100)[0].phase is Phase.COMPARING  # no better than before
+    assert promoted(0.0, lately=0.9)[0].phase is Phase.COMPARING
 
 
 def test_a_promotion_notes_the_queue():

@@ -12,9 +12,9 @@ __all__ = ["DRAIN_TIE", "better", "certain_gain", "clearly_better", "drain_gain"
 
 _TIE = 0.01  # relative: goodputs closer than this are equal, and latency decides
 _LATENCY_TIE = 0.10
-# Relative: so much is luck where one of two settings was picked as the best of some twenty (480 requests tell a share to
-# within 0.02, and the best of many is flattered by about as much again). Less is no reason to turn one more knob. It is of
-# what the better one serves: where two requests in five can be served in time, two in a hundred are a twentieth of all that is.
+# Of what the better one is worth: so much is luck where one of two settings was picked as the best of some twenty (480
+# requests tell a share to within 0.02, and the best of many is flattered by about as much again). Less is no reason to turn
+# one more knob. Relative, since where two requests in five can be served, two in a hundred are a twentieth of all that are.
 _INDISTINCT = 0.04
 # Relative: of settings that work a queue off about as fast, that under which most are served in time meanwhile. Beyond the
 # twin's usual error in tokens/s, and so that the ever smaller gains of ever more slots don't count.

@@ -50,7 +50,8 @@ class Trial:
     so that a restart is noticed. `baseline` and `predicted` are shares of requests within the objective, before (measured)
     and after (the twin's), `promised` the gain in them that the twin foresaw, `score` the mean score before, `override` what
     was in force beyond the spec. `applied` is when the pods had taken it over (0: not yet). `starved`: nobody was served in
-    time when it began, and a pod served `rate` output tokens/s. At its promotion `queued` requests waited. Since `unheard` (0: not so) no pod has told what counts.
+    time when it began, and a pod served `rate` output tokens/s. At its promotion `queued` requests waited. Since `unheard`
+    (0: not so) no pod has told what counts.
     """
 
     before: Mapping[str, Any]

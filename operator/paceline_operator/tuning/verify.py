@@ -46,6 +46,11 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         return _judged_by_twin(state, trial, facts, now)
     if facts.searching:
         return state, ()
+    return _judged_by_gain(state, trial, facts, now)
+
+
+def _judged_by_gain(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
+    """Has what was promised come, or may it still come?"""
     requests, share = facts.after
     if trial.queued and facts.lately.requests >= _REQUESTS:
         share = facts.lately.share  # those before have waited in that queue
@@ -60,9 +65,7 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         return settle(state, trial, facts, now, "Verified", _effect(trial, share))
     if trial.starved and facts.rate_after >= _FASTER * trial.rate:
         return settle(state, trial, facts, now, "Served", _served(trial, facts))
-    if waited < _PATIENCE * facts.interval and share >= trial.baseline:
-        return state, ()
-    if _is_worked_off(trial, facts, waited):
+    if _is_worked_off(trial, facts, waited) or (waited < _PATIENCE * facts.interval and share >= trial.baseline):
         return state, ()
     return _doubt(state, trial, facts, now)
 
