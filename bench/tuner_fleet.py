@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from bench.tuner_report import FLEET, missed, plots, report
+from bench.tuner_report import FIRST, FLEET, missed, plots, report
 from bench.tuner_services import FROZEN_AFTER, MAX_MODEL_LEN, PODS, STARTS, MadeUpService, made_up
 from bench.tuner_truth import INTERVAL, Outcomes, goodputs, truth_of
 
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m bench.tuner_fleet", description="Tuned against fixed knobs, in virtual time."
     )
     parser.add_argument("--services", type=int, default=FLEET)
-    parser.add_argument("--first", type=int, default=0, help="number of the first service")
+    parser.add_argument("--first", type=int, default=FIRST, help="number of the first service (default: %(default)s)")
     parser.add_argument("--hours", type=float, default=2.0, help="virtual hours per service")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")

@@ -12,7 +12,7 @@ from bench.tuner_services import FROZEN_AFTER
 if TYPE_CHECKING:
     from bench.tuner_fleet import Row
 
-FLEET = 50  # services
+FIRST, FLEET = 50, 50  # number of the first service, and how many
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 _SETTLED = 2  # halves
 
@@ -77,14 +77,13 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         f"**Virtual time**: {len(rows)} services × {hours:g} h, 2 pods each, interval {interval:g} s. Pods run the",
         "production scheduler on a modelled device with tiles and a context knee, which the tuner's linear model can't",
         "tell. Traffic changes its kind half-way. Goodput: requests/s within the objective in the settled part of a half",
-        "(from 5 intervals after the start or the shift on). `best` is the best fixed setting for that half alone: of four",
-        "budgets and, with the best of them, seven counts of slots on one pod's first fifteen minutes, those within 3 % of",
-        "the best (three at most) on all of the half. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight,",
-        "KV pools are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
+        "(from 5 intervals after the start or the shift on). `best` is the best fixed setting for that half alone: of five",
+        "budgets and, with the two best of them, seven counts of slots on one pod's first fifteen minutes, those within 3 %",
+        "of the best (three at most) on all of the half. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are",
+        "tight, KV pools are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
         "",
-        "The generator and the tuner's last changes were settled on numbers from 1000 on, which aren't part of the fleet:",
-        "none of these services had been run then. Services of the same numbers, alike but on devices four times as slow,",
-        "had been: the tuner's limits were chosen on s00 to s04 of those, and what came of the others had been read.",
+        "The tuner's last changes were settled on numbers from 1000 on: none of these services had been run then. The",
+        "generator is older, and its first fifty numbers were what the tuner was judged by before.",
         *([f"**{len(rows)} of {FLEET} services have been run so far.**"] if len(rows) < FLEET else []),
         "",
         *_summary(honest),

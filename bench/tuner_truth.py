@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bench.tuner_services import MAX_MODEL_LEN, PODS, VLLM, MadeUpService
 
@@ -20,7 +21,8 @@ __all__ = ["GRACE", "INTERVAL", "Outcomes", "Truth", "goodputs", "truth_of"]
 
 INTERVAL = 30.0
 GRACE = 5 * INTERVAL  # to converge in, after the start and after the shift
-BUDGETS, SEQS = (256, 512, 1024, 8192), (4, 8, 12, 16, 24, 32, 48)
+BUDGETS, SEQS = (128, 256, 512, 1024, 8192), (4, 8, 12, 16, 24, 32, 48)
+_BUDGETS = 2  # with which all slots are tried
 _SCREENED = 900.0  # seconds of a half on which all settings are compared: three of its bursts
 _NEAR, _FINALISTS = 0.97, 3  # of the best there, and how many of them at most run on everything
 Outcomes = list[tuple[float, bool]]  # arrival (seconds) and whether it was served within the objective
@@ -69,11 +71,11 @@ def _best_of_half(service: MadeUpService, traffic: Sequence[Trace], half: int, v
 
 
 def _screen(service: MadeUpService, traffic: Sequence[Trace], begin: float, end: float) -> dict[Knobs, float]:
-    """Return the goodput of every setting tried: all budgets, and all slots with the best of them."""
+    """Return the goodput of every setting tried: all budgets, and all slots with the two best of them."""
     settings = [replace(VLLM, max_num_seqs=min(256, budget), max_num_batched_tokens=budget) for budget in BUDGETS]
     tried = {knobs: _goodput(_fixed(service, traffic, knobs), begin, end) for knobs in settings}
-    budget = max(tried, key=lambda knobs: tried[knobs]).max_num_batched_tokens
-    for seqs in SEQS:
+    budgets = [knobs.max_num_batched_tokens for knobs in sorted(tried, key=lambda knobs: -tried[knobs])[:_BUDGETS]]
+    for seqs, budget in product(SEQS, budgets):
         knobs = replace(VLLM, max_num_seqs=seqs, max_num_batched_tokens=budget)
         tried[knobs] = _goodput(_fixed(service, traffic, knobs), begin, end)
     return tried
