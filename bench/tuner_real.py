@@ -129,7 +129,8 @@ def report(rows: Sequence[Run]) -> str:
     lines = [
         "# The tuner on the real engine", "",
         f"**Real CPU engine** (setting ii): SmolLM2-135M-Instruct (Q4_1), {PODS} pods of one core under `paceline local`,",
-        f"{rate:.1f} requests/s over HTTP, prompts of {REAL_WORDS[0]} to {REAL_WORDS[1]} tokens, answers of",
+        f"{rate:.1f} requests/s over HTTP (what one slot a pod serves and {OVER:.0%} of what eight serve beyond it,",
+        f"measured before), prompts of {REAL_WORDS[0]} to {REAL_WORDS[1]} tokens, answers of",
         f"{REAL_OUTPUTS[0]} to {REAL_OUTPUTS[1]}; objective TTFT ≤ {REAL_TTFT:g} s, TPOT ≤ {REAL_TPOT * 1e3:g} ms; interval",
         f"{INTERVAL:g} s. Tuned runs start with `maxNumSeqs` 1 and are judged from 5 intervals on ({SETTLED:g} of",
         f"{TUNED_SECONDS:g} s), fixed ones from {FIXED_SETTLED:g} of {FIXED_SECONDS:g} s on. Rounds are interleaved.", "",
