@@ -100,7 +100,8 @@ def test_who_came_after_the_queue_tells_whether_the_gain_came():
     """All that waited in it have failed, under any knobs; without one the last interval alone proves nothing."""
     assert promoted(0.0, lately=0.9, queued=100)[0].history[-1].outcome == "Settled(Verified)"
     assert promoted(0.0, lately=0.9, queued=100, last=20)[0].phase is Phase.COMPARING  # too few of them
-    assert promoted(0.0, lately=0.5, queued=100)[0].phase is Phase.COMPARING  # no better than before
+    state, (tell,) = promoted(0.0, lately=0.5, queued=100)  # no better than before, and that is what is said
+    assert state.phase is Phase.COMPARING and "50.0% of the requests keep the objective, 50.0% did before" in tell.message
     assert promoted(0.0, lately=0.9)[0].phase is Phase.COMPARING
 
 

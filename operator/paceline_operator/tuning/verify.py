@@ -67,7 +67,7 @@ def _judged_by_gain(state: State, trial: Trial, facts: Facts, now: float) -> tup
         return settle(state, trial, facts, now, "Served", _served(trial, facts))
     if _is_worked_off(trial, facts, waited) or (waited < _PATIENCE * facts.interval and share >= trial.baseline):
         return state, ()
-    return _doubt(state, trial, facts, now)
+    return _doubt(state, trial, facts, now, share)
 
 
 def _is_worked_off(trial: Trial, facts: Facts, waited: float) -> bool:
@@ -78,7 +78,7 @@ def _is_worked_off(trial: Trial, facts: Facts, waited: float) -> bool:
     return waited * queued / (queued - left) <= _MOST * facts.interval
 
 
-def _doubt(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
+def _doubt(state: State, trial: Trial, facts: Facts, now: float, share: float) -> tuple[State, Effects]:
     """The gain hasn't come: compare with a pod under the knobs from before; with one pod, ask the twin."""
     pods = sorted((pod for pod in facts.pods if pod.fresh), key=lambda pod: pod.name)
     if len(pods) < 2:
@@ -96,8 +96,7 @@ def _doubt(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         starved=facts.lately.starved,
         rate=facts.lately.rate,
     )
-    share = f"{facts.after[1]:.1%} of the requests keep the objective, {trial.baseline:.1%} did before"
-    text = f"the gain isn't seen ({share}): {control.name} goes back to tell whether it is the traffic"
+    text = f"the gain isn't seen ({_effect(trial, share)}): {control.name} goes back to tell whether it is the traffic"
     state = replace(state, phase=Phase.COMPARING, since=now, trial=compared).told("Comparing", text)
     return state, (Tell("TuningComparing", text),)
 
