@@ -42,6 +42,8 @@ WINDOW = 300.0  # of the plots
 class Row:
     """What came of one service: goodput (requests/s within the objective) of both halves' settled parts, and overall.
 
+    `best` is of the best setting of each half alone, `fixed` of the best one that is kept through both.
+
     `seconds` of CPU went to the tuned run, and to finding out what fixed knobs would have given.
     """
 
@@ -53,6 +55,8 @@ class Row:
     vllm: tuple[float, float, float]
     best: tuple[float, float]
     best_knobs: tuple[str, str]
+    fixed: tuple[float, float]
+    fixed_knobs: str
     changes: int
     reverted: int
     failed: int
@@ -168,7 +172,9 @@ def measure(job: tuple[int, float]) -> Row:
         tuned=goodputs(service, tuned),
         vllm=truth.vllm,
         best=truth.best,
-        best_knobs=tuple(f"{k.max_num_seqs}/{k.max_num_batched_tokens}" for k in truth.knobs),  # type: ignore[arg-type]
+        best_knobs=(_brief(truth.knobs[0]), _brief(truth.knobs[1])),
+        fixed=truth.fixed,
+        fixed_knobs=_brief(truth.fixed_knobs),
         changes=sum("TuningCanary" in line for line in fleet.told),
         reverted=sum("TuningReverted" in line for line in fleet.told),
         failed=sum(r.outcome == "refused" for ledger in fleet.brain.ledgers.values() for r in ledger.records),
@@ -178,6 +184,10 @@ def measure(job: tuple[int, float]) -> Row:
         seconds=(round(spent, 2), round(time.process_time() - begin - spent, 2)),
         series={"tuned": series_of(service, tuned), "vllm": series_of(service, truth.outcomes)},
     )
+
+
+def _brief(knobs: Knobs) -> str:
+    return f"{knobs.max_num_seqs}/{knobs.max_num_batched_tokens}"
 
 
 def kept_rows(path: Path | None) -> list[Row]:

@@ -6,7 +6,7 @@ first fifteen minutes of a half, and the best of them on all of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -30,18 +30,21 @@ Outcomes = list[tuple[float, bool]]  # arrival (seconds) and whether it was serv
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Goodput of vLLM's defaults (both halves, overall) and of the best fixed setting of each half, with that setting."""
+    """Goodput of vLLM's defaults (both halves, overall), of the best setting of each half alone, and of the best one that is
+    fixed through both, with these settings.
+    """
 
     vllm: tuple[float, float, float]
     best: tuple[float, float]
     knobs: tuple[Knobs, Knobs]
+    fixed: tuple[float, float]
+    fixed_knobs: Knobs
     outcomes: Outcomes
 
 
 def goodputs(service: MadeUpService, outcomes: Sequence[tuple[float, bool]]) -> tuple[float, float, float]:
     """Return the goodput of the settled part of each half, and of everything (requests/s)."""
-    half, tail = service.half, _tail(service)
-    spans = ((GRACE, half), (half + GRACE, 2 * half - tail), (0.0, 2 * half - tail))
+    spans = (_span(service, 0), _span(service, 1), (0.0, 2 * service.half - _tail(service)))
     return tuple(_goodput(outcomes, *span) for span in spans)  # type: ignore[return-value]
 
 
@@ -50,35 +53,56 @@ def truth_of(service: MadeUpService) -> Truth:
     traffic = [service.traffic(number) for number in range(PODS)]
     outcomes = _fixed(service, traffic, VLLM)
     vllm = goodputs(service, outcomes)
-    found = [_best_of_half(service, traffic, half, vllm[half]) for half in (0, 1)]
-    return Truth(vllm, (found[0][1], found[1][1]), (found[0][0], found[1][0]), outcomes)
+    tried = _screen(service, traffic[0])
+    found = [_best_of_half(service, traffic, half, tried[half], vllm[half]) for half in (0, 1)]
+    both = {knobs: sum(screened[knobs] for screened in tried) for knobs in tried[0]}
+    whole = {knobs: goodputs(service, _fixed(service, traffic, knobs))[:2] for knobs in _finalists(both)} | {VLLM: vllm[:2]}
+    fixed = max(whole, key=lambda knobs: sum(whole[knobs]))
+    return Truth(vllm, (found[0][1], found[1][1]), (found[0][0], found[1][0]), whole[fixed], fixed, outcomes)
 
 
-def _best_of_half(service: MadeUpService, traffic: Sequence[Trace], half: int, vllm: float) -> tuple[Knobs, float]:
+def _best_of_half(
+    service: MadeUpService, traffic: Sequence[Trace], half: int, tried: Mapping[Knobs, float], vllm: float
+) -> tuple[Knobs, float]:
     """Return the best fixed setting of a half and its goodput there; the half begins with idle pods."""
-    begin, settled = half * service.half, half * service.half + GRACE
-    until = 2 * service.half - _tail(service) if half else service.half
-    short = [_between(traffic[0], begin, min(until, begin + _SCREENED))]
-    tried = _screen(service, short, settled, min(until, begin + _SCREENED))
-    best, found = max(tried.values()), (VLLM, vllm)
-    near = sorted((knobs for knobs in tried if tried[knobs] >= _NEAR * best), key=lambda knobs: -tried[knobs])
-    whole = [_between(trace, begin, begin + service.half) for trace in traffic]
-    apart = {tried[knobs]: knobs for knobs in reversed(near)}  # the same there is the same setting
-    for knobs in [knobs for knobs in near if apart[tried[knobs]] is knobs][:_FINALISTS]:
-        goodput = _goodput(_fixed(service, whole, knobs), settled, until)
-        found = max(found, (knobs, goodput), key=lambda entry: entry[1])
-    return found
+    begin, end = _span(service, half)
+    whole = [_between(trace, half * service.half, (half + 1) * service.half) for trace in traffic]
+    found = {knobs: _goodput(_fixed(service, whole, knobs), begin, end) for knobs in _finalists(tried)} | {VLLM: vllm}
+    best = max(found, key=lambda knobs: found[knobs])
+    return best, found[best]
 
 
-def _screen(service: MadeUpService, traffic: Sequence[Trace], begin: float, end: float) -> dict[Knobs, float]:
-    """Return the goodput of every setting tried: all budgets, and all slots with the two best of them."""
+def _finalists(tried: Mapping[Knobs, float]) -> list[Knobs]:
+    """Return the best settings, those that did the same as another left out: they are the same there."""
+    best = max(tried.values())
+    ordered = sorted((knobs for knobs in tried if tried[knobs] >= _NEAR * best), key=lambda knobs: -tried[knobs])
+    apart = {tried[knobs]: knobs for knobs in reversed(ordered)}
+    return [knobs for knobs in ordered if apart[tried[knobs]] is knobs][:_FINALISTS]
+
+
+def _screen(service: MadeUpService, traffic: Trace) -> tuple[dict[Knobs, float], dict[Knobs, float]]:
+    """Return the goodput of every setting tried, by half: all budgets, and all slots with the two best of each half."""
     settings = [replace(VLLM, max_num_seqs=min(256, budget), max_num_batched_tokens=budget) for budget in BUDGETS]
-    tried = {knobs: _goodput(_fixed(service, traffic, knobs), begin, end) for knobs in settings}
-    budgets = [knobs.max_num_batched_tokens for knobs in sorted(tried, key=lambda knobs: -tried[knobs])[:_BUDGETS]]
+    tried = [{knobs: _screened(service, traffic, half, knobs) for knobs in settings} for half in (0, 1)]
+    ranked = [sorted(screened, key=lambda knobs: -screened[knobs])[:_BUDGETS] for screened in tried]
+    budgets = {knobs.max_num_batched_tokens: None for best in ranked for knobs in best}
     for seqs, budget in product(SEQS, budgets):
         knobs = replace(VLLM, max_num_seqs=seqs, max_num_batched_tokens=budget)
-        tried[knobs] = _goodput(_fixed(service, traffic, knobs), begin, end)
-    return tried
+        for half in (0, 1):
+            tried[half][knobs] = _screened(service, traffic, half, knobs)
+    return tried[0], tried[1]
+
+
+def _screened(service: MadeUpService, traffic: Trace, half: int, knobs: Knobs) -> float:
+    begin, end = _span(service, half)
+    end = min(end, half * service.half + _SCREENED)
+    return _goodput(_fixed(service, [_between(traffic, half * service.half, end)], knobs), begin, end)
+
+
+def _span(service: MadeUpService, half: int) -> tuple[float, float]:
+    """Return the settled part of a half (seconds)."""
+    end = 2 * service.half - _tail(service) if half else service.half
+    return half * service.half + GRACE, end
 
 
 def _fixed(service: MadeUpService, traffic: Sequence[Trace], knobs: Knobs) -> Outcomes:

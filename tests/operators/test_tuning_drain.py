@@ -252,6 +252,30 @@ def test_a_starved_service_asks_for_what_serves_the_load_to_come_and_the_log_say
     assert decision.best.token_rate > 1.1 * decision.current.token_rate  # which also works the queue off
 
 
+@pytest.mark.parametrize(
+    ("served", "fastest", "wanted"),
+    [
+        ((0.08, 0.34), "Hold", 8),  # no setting is faster, and one serves four times as many
+        ((0.0, 0.12), "Hold", 8),
+        ((0.28, 0.36), "Hold", None),  # the luck of a burst
+        ((0.08, 0.34), "Change", 16),
+        ((0.08, 0.34), "Freeze", None),
+        ((0.3, 0.9), "Change", 8),
+    ],
+)
+def test_where_no_setting_is_faster_it_is_who_is_served_in_time_that_counts(served, fastest, wanted, monkeypatch):
+    current, best = (forecast(share, 100.0) for share in served)
+
+    def answer(question):
+        if not question.objective.draining:
+            return Decision("Change", "Better", "", {"maxNumSeqs": 8}, current, best)
+        return Decision(fastest, "", "", {"maxNumSeqs": 16} if fastest == "Change" else {}, current, current)
+
+    monkeypatch.setattr("paceline_operator.tuning.decide._decide", answer)
+    (question,) = queued(40).run(2).questions
+    assert decide(question).target.get("maxNumSeqs") == wanted
+
+
 def test_where_nothing_serves_the_load_to_come_the_fastest_works_the_queue_off():
     (question,) = queued(40).run(2).questions
     decision = decide(replace(question, objective=replace(question.objective, tpot=0.005)))  # nobody keeps that

@@ -14,6 +14,7 @@ from paceline_sim.generate import Lengths, bursty
 INTERVAL, MOST = 30.0, 960.0
 CHAT = {50: 120, 95: 600, 100: 1500}, {50: 80, 95: 260, 100: 400}
 RAG = {50: 1800, 95: 4000, 100: 6000}, {50: 120, 95: 300, 100: 500}
+AGENT = {50: 2500, 95: 6000, 100: 9000}, {50: 150, 95: 450, 100: 700}
 MIXED = {50: 150, 80: 400, 90: 4000, 100: 9000}, {50: 80, 95: 250, 100: 400}  # chat with a long prompt now and then
 BRIEF = {50: 120, 95: 600, 100: 1500}, {50: 30, 95: 90, 100: 140}  # chat's prompts, shorter answers
 
@@ -118,6 +119,23 @@ def test_the_first_looks_at_new_traffic_are_put_right_and_renew_nothing():
         now = look * INTERVAL
         state = follow(state, told([r for r in later if r.arrival <= now], now), now, INTERVAL)
     assert state.begun == ()
+
+
+def followed(records, looks, state=None):
+    """The state after so many looks at what had come by then, an interval apart."""
+    state = state or State(begun=(1.0, 2.0, 3.0))
+    for look in range(1, looks):
+        now = look * INTERVAL
+        state = follow(state, told([r for r in records if r.arrival <= now], now), now, INTERVAL)
+    return state
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_other_lengths_at_another_rate_renew_the_changes_though_neither_alone_would(seed):
+    before, new = came(RAG, 0.0, 3000.0, rate=1.8, seed=seed), came(AGENT, 3000.0, 900.0, seed=seed)
+    assert followed([*before, *new], 130).begun == ()
+    slower = came(RAG, 3000.0, 900.0, rate=1.3, seed=seed)
+    assert len(followed([*before, *slower], 130).begun) == 3
 
 
 def seen(attainment):

@@ -27,6 +27,7 @@ MIN_REQUESTS = 30  # that count: the 95th percentile of fewer is one request
 _GAIN = 0.03  # least relative gain that is worth a change
 _LOSS = 0.02  # relative: 480 requests tell a share to within 2 in a hundred
 _SERVED = 0.5  # of the requests within the objective
+_FAR_MORE = 2.0  # times as many: within a burst that no setting outlasts, few more are the luck of who came when
 _DRAINING = 3.0  # times the load of now under which settings that have to work a queue off are compared: all have work then
 _TWIN_ERRORS = 1.0  # the gain must exceed the twin's own error this many times
 
@@ -77,14 +78,22 @@ class Decision:
 def decide(question: Question) -> Decision:
     """Return the decision.
 
-    What serves the load to come works a queue off, too, if not as fast: only where nothing does is speed what counts.
+    What serves the load to come works a queue off, too, if not as fast: only where nothing does is speed what counts. Where
+    no setting is faster either it is again how many are served in time, if that is far more of them.
     """
     if not question.objective.draining:
         return _decide(question)
     found = _decide(replace(question, objective=replace(question.objective, draining=False)))
     if found.kind == "Change" and found.best is not None and found.best.attainment >= _SERVED:
         return found
-    return _decide(replace(question, load=max(question.load, _DRAINING)))
+    fastest = _decide(replace(question, load=max(question.load, _DRAINING)))
+    return found if fastest.kind == "Hold" and _serves_far_more(found) else fastest
+
+
+def _serves_far_more(decision: Decision) -> bool:
+    if decision.kind != "Change" or decision.best is None or decision.current is None:
+        return False
+    return decision.best.attainment >= _FAR_MORE * decision.current.attainment
 
 
 def _decide(question: Question) -> Decision:

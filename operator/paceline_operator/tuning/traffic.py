@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,10 +16,11 @@ __all__ = ["MOST_CHANGES", "budget_left", "follow", "is_due", "is_lost", "load_a
 MOST_CHANGES = 3  # per shift of the traffic
 _FORGOTTEN = 2880  # intervals after which a change doesn't count any more: a day of them at 30 s
 # Factors on rate, prompt p50 and p95, output p50, of stretches of one kind. 60 requests tell a median to within a fifth and
-# a p95 to within a third: what is beyond the first is worth asking the twin about, and what is beyond the second renews the
-# budget of changes.
+# a p95 to within a third: what is beyond the first is worth asking the twin about. The second are what one of them alone
+# must change by to renew the budget of changes; half of the way in each of them is as far (see `_distance`).
 _MOVED = (1.4, 1.4, 2.0, 1.4)
 _SHIFTED = (2.0, 1.6, 2.5, 1.6)
+_NONE = 1e-9  # a figure of nothing
 _FALL = 0.15  # of requests fewer within the objective than at the last search: a queue has come that doesn't end
 _MISSES = 3  # of an interval's requests
 _LASTS, _APART = 3, 20  # intervals that it must last, and that must lie between two
@@ -30,7 +32,7 @@ _TREND_FROM, _TREND_MOST = 1.15, 1.5
 
 def moved(old: Sequence[float], new: Sequence[float]) -> bool:
     """Return whether traffic has become another."""
-    return len(old) != len(new) or _beyond(old, new, _MOVED)
+    return len(old) != len(new) or any(way > 1.0 for way in _ways(old, new, _MOVED))
 
 
 def follow(state: State, stretch: Stretch, now: float, interval: float) -> State:
@@ -42,7 +44,7 @@ def follow(state: State, stretch: Stretch, now: float, interval: float) -> State
     if not state.shift:
         return replace(state, shift=found, shifted=now) if stretch.requests >= MIN_REQUESTS else state
     early = now - state.shifted < _APART * interval
-    if not _beyond(state.shift, found, _SHIFTED) or (early and stretch.began <= state.shifted):
+    if _distance(state.shift, found) <= 1.0 or (early and stretch.began <= state.shifted):
         return replace(state, shifting=0.0, shift=found if early else state.shift)
     since = state.shifting or now
     if now - since < _LASTS * interval or early:
@@ -59,9 +61,15 @@ def budget_left(state: State, now: float, interval: float) -> bool:
     return sum(now - begun < _FORGOTTEN * interval for begun in state.begun) < MOST_CHANGES
 
 
-def _beyond(old: Sequence[float], new: Sequence[float], factors: Sequence[float]) -> bool:
+def _distance(old: Sequence[float], new: Sequence[float]) -> float:
+    """Return how far apart two kinds of traffic are, as a multiple of what makes one of the figures alone a shift."""
+    return math.hypot(*_ways(old, new, _SHIFTED))
+
+
+def _ways(old: Sequence[float], new: Sequence[float], factors: Sequence[float]) -> list[float]:
+    """Return how far each figure has gone of the way that is its factor, on a scale of ratios."""
     pairs = zip(old, new, factors, strict=True)
-    return any(max(a, b) > factor * max(min(a, b), 1e-9) for a, b, factor in pairs if max(a, b) > 0)
+    return [abs(math.log(max(b, _NONE) / max(a, _NONE))) / math.log(factor) for a, b, factor in pairs]
 
 
 def is_due(state: State, stretch: Stretch, now: float, percentile: float) -> bool:
