@@ -87,9 +87,9 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "(from 5 intervals after the start or the shift on). `fixed` is the best setting that is kept through both halves,",
         "`best` is another measure, which no fixed setting reaches: for each half the setting that is the best there, as if",
         "somebody knew of the shift and changed it at once. Both are found by a sweep: of five budgets and, with the two",
-        "best ones of each half, seven counts of slots on one pod's first fifteen minutes of a half, those within 3 % of the",
-        "best (three at most) on everything. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight, KV pools",
-        "are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
+        "best ones of each half, seven counts of slots on one pod's first fifteen minutes of a half, those within 3 % of",
+        "the best (three at most) on everything. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight, KV",
+        "pools are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
         "",
         "The tuner's last changes were settled on numbers from 1000 on and on single ones below 100: none of these services",
         "had been run then. The generator is older, and its first hundred numbers were what the tuner was judged by before.",
@@ -139,9 +139,10 @@ def _by_half(honest: Sequence[Row], together: float) -> list[str]:
     """Return how the tuned runs did against what is best for each half alone."""
     shares = sorted((of_best(row, half), row.name, half) for row in honest for half in (0, 1))
     below = [f"{name} h{half + 1} {share:.1%}" for share, name, half in shares if share < OF_BEST]
+    good, middle = len(shares) - len(below), median(share for share, _, _ in shares)
     return [
-        f"Against the best setting of each half alone: {len(shares) - len(below)} of {len(shares)} halves reach {OF_BEST:.0%},",
-        f"median {median(share for share, _, _ in shares):.1%}, all together {together:.1%}. Below: {', '.join(below) or 'none'}.",
+        f"Against the best setting of each half alone: {good} of {len(shares)} halves reach {OF_BEST:.0%}, median {middle:.1%},",
+        f"all together {together:.1%}. Below: {', '.join(below) or 'none'}.",
     ]
 
 
