@@ -141,8 +141,8 @@ def _by_half(honest: Sequence[Row], together: float) -> list[str]:
     below = [f"{name} h{half + 1} {share:.1%}" for share, name, half in shares if share < OF_BEST]
     good, middle = len(shares) - len(below), median(share for share, _, _ in shares)
     return [
-        f"Against the best setting of each half alone: {good} of {len(shares)} halves reach {OF_BEST:.0%}, median {middle:.1%},",
-        f"all together {together:.1%}. Below: {', '.join(below) or 'none'}.",
+        f"Against the best setting of each half alone: {good} of {len(shares)} halves reach {OF_BEST:.0%},",
+        f"median {middle:.1%}, all together {together:.1%}. Below: {', '.join(below) or 'none'}.",
     ]
 
 
