@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from paceline_cli.numbers import FiniteRange
@@ -30,6 +31,7 @@ _MAX_LENGTH = 100_000  # steps; a longer one is a typing error, and would take m
 _MAX_REQUESTS = 10_000
 _SLOTS = knob("maxNumSeqs")
 _WAIT = knob("maxQueueDelay")
+_TAUGHT = {"lengths", "arrive_every", "slots", "max_wait", "strategy", "as_json"}  # options that go with --lengths
 
 EPILOG = """\b
 Examples:
@@ -134,9 +136,11 @@ def simulate(**options: Any) -> None:
 
 
 def _teach(options: dict[str, Any]) -> None:
-    for name in ("compare", "sweep", "load", "plot", "config", "settings", "step_model"):
-        if options[name]:
-            raise click.UsageError(f"--{name.replace('_', '-').replace('settings', 'set')} needs --trace or --generate")
+    context = click.get_current_context()
+    for option in context.command.params:
+        given = option.name is not None and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if given and option.name not in _TAUGHT:
+            raise click.UsageError(f"{option.opts[0]} needs --trace or --generate")
     strategy = options["strategy"] or Strategy.CONTINUOUS.value
     result = teach(
         options["lengths"],

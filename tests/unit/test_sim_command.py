@@ -99,6 +99,10 @@ def test_more_requests_than_letters_and_slots_than_rows():
         (["--lengths", "3", "--max-wait", "nan", "--strategy", "dynamic"], "--max-wait"),
         (["--lengths", "3", "--arrive-every", "-1"], "--arrive-every"),
         (["--lengths", "3", "--nope"], "--nope"),
+        (["--lengths", "3", "--slo", "ttft=1s"], "--slo needs --trace or --generate"),
+        (["--lengths", "3", "--model", "llama-3.1-8b"], "--model needs --trace or --generate"),
+        (["--lengths", "3", "--set", "maxNumSeqs=2"], "--set needs --trace or --generate"),
+        (["--lengths", "3", "--load", "1,2"], "--load needs --trace or --generate"),
         ([], "--lengths"),
     ],
 )
