@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -116,6 +117,23 @@ def test_what_does_not_parse_is_the_clients_fault(client: httpx.Client, kind: st
     applied = client.patch(f"{path}/x", params={"fieldManager": "t"}, content=body, headers=apply)
     for answer in (posted, applied):
         assert (answer.status_code, answer.json()["kind"]) == (400, "Status"), answer.text
+
+
+def test_a_disk_without_room_is_told_in_a_line_and_the_server_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with embedded_server(tmp_path / "state") as server, Api(server.kubeconfig, real=False).http as client:
+        process = server.process.pid
+        full = (server.state / "journal.jsonl").stat().st_size  # the server's log, which is shorter, still has room
+        limits = resource.prlimit(process, resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
+        refused = client.post(MAPS, json=config_map("refused"))
+        resource.prlimit(process, resource.RLIMIT_FSIZE, limits)
+        assert client.post(MAPS, json=config_map("kept")).status_code == 201
+        assert client.get(f"{MAPS}/refused").status_code == 404
+    assert (refused.status_code, refused.json()["reason"]) == (500, "InternalError")
+    assert "File too large" in refused.json()["message"]
+    told = capfd.readouterr().err
+    assert f"POST {MAPS} failed" in told and "Traceback" not in told
 
 
 def test_a_second_server_on_the_same_state_is_refused(server: Embedded) -> None:

@@ -134,6 +134,9 @@ async def _failures(request: web.Request, handler: Handler) -> web.StreamRespons
         return error_response(
             ApiError(413, "RequestEntityTooLarge", f"the request is too large: the limit is {_MAX_BODY} bytes")
         )
+    except OSError as error:  # a full disk: the machine's fault, which no traceback explains
+        _log.error("%s %s failed: %s", request.method, request.path, error)
+        return error_response(ApiError(500, "InternalError", f"internal error: {error}"))
     except Exception as error:  # noqa: BLE001  # the server must go on; the client learns that it's our fault
         _log.exception("%s %s failed", request.method, request.path)
         return error_response(ApiError(500, "InternalError", f"internal error: {error!r}"))
