@@ -15,10 +15,12 @@ from typing import Any
 
 from paceline_core.plan import StepShape
 from paceline_core.step_time import StepModel
+from paceline_sim.bent import bend
 
 __all__ = ["CalibratedModel", "StepClass", "calibrate", "class_of"]
 
 StepClass = tuple[int, int, int]
+_FITTED = 4  # measured steps of a class that tell whether there is a knee: each size counts alike
 _FEWEST = 4  # measured steps of a class: fewer are no median
 _REACH = 2  # classes further away than this tell nothing
 _MOST = 3.0  # a correction beyond this is a wrong model, which the check of the twin tells
@@ -85,13 +87,18 @@ def class_of(shape: StepShape) -> StepClass:
 
 
 def calibrate(model: StepModel, steps: Iterable[tuple[StepShape, float]]) -> CalibratedModel:
-    """Return `model` with factors from measured `steps` (shape, seconds)."""
-    ratios: dict[StepClass, list[float]] = {}
+    """Return `model`, with a knee if measured `steps` (shape, seconds) show one, and with the factors that they ask for."""
+    classes: dict[StepClass, list[tuple[StepShape, float]]] = {}
     for shape, seconds in steps:
-        if (predicted := model.predict(shape)) > 0:
-            ratios.setdefault(class_of(shape), []).append(seconds / predicted)
-    found = {key: median(values) for key, values in ratios.items() if len(values) >= _FEWEST}
-    return CalibratedModel(model, {key: round(min(_MOST, max(1 / _MOST, factor)), 4) for key, factor in found.items()})
+        if seconds > 0:
+            classes.setdefault(class_of(shape), []).append((shape, seconds))
+    base = bend(model, [step for key in sorted(classes) for step in classes[key][-_FITTED:]])
+    found: dict[StepClass, float] = {}
+    for key, measured in classes.items():
+        ratios = [seconds / predicted for shape, seconds in measured if (predicted := base.predict(shape)) > 0]
+        if len(ratios) >= _FEWEST:
+            found[key] = round(min(_MOST, max(1 / _MOST, median(ratios))), 4)
+    return CalibratedModel(base, found)
 
 
 def _distance(a: StepClass, b: StepClass) -> int:

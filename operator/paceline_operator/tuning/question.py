@@ -14,6 +14,7 @@ from paceline_core.errors import FormatError
 from paceline_core.step_time import StepModel
 from paceline_core.wire import StepModelDocument, from_json, to_json
 from paceline_operator.tuning.objective import Objective
+from paceline_sim.bent import BentModel
 from paceline_sim.calibrated import CalibratedModel
 from paceline_sim.trace import TraceRequest
 
@@ -85,6 +86,7 @@ class Question:
             "bounds": {name: list(ends) for name, ends in self.bounds.items()},
             "objective": self.objective.to_json(),
             "model": to_json(self.model.base.to_document()),
+            "bend": [base.knee, base.beyond] if isinstance(base := self.model.base, BentModel) else None,
             "factors": self.model.to_json(),
             "numBlocks": self.num_blocks,
             "samples": [[_row(request) for request in sample] for sample in self.samples],
@@ -126,6 +128,10 @@ class Question:
 
 def _model(data: Mapping[str, Any]) -> CalibratedModel:
     base = StepModel.from_document(from_json(StepModelDocument, data["model"]))
+    if (bent := data.get("bend")) is not None:
+        knee, beyond = bent
+        own = {name: getattr(base, name) for name in StepModel.__dataclass_fields__}
+        base = BentModel(**own, knee=float(knee), beyond=float(beyond))
     return CalibratedModel(base, {(a, b, c): factor for a, b, c, factor in data["factors"]})
 
 
