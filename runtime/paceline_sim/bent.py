@@ -19,7 +19,7 @@ from paceline_core.step_time import FEATURES, StepModel
 __all__ = ["BentModel", "bend"]
 
 _FEWEST = 64  # measured steps
-_KNEES = tuple(2.0 ** (-i / 4) for i in range(1, 15))  # of the longest context: where a knee is looked for
+_KNEES = tuple(2.0 ** (-i / 4) for i in range(1, 21))  # of the longest context: where a knee is looked for
 _CLEARLY = 0.7  # of the linear fit's squared errors: a bend that explains less is none
 
 

@@ -7,6 +7,7 @@ import pytest
 from tuning_kit import DEVICE, INTERVAL, Service, bad_start
 
 from paceline_core.knobs import Knobs
+from paceline_core.step_time import StepModel
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.candidates import merge_changes
 from paceline_operator.tuning.decide import Decision, decide
@@ -14,6 +15,7 @@ from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.search import search
 from paceline_operator.tuning.state import Phase, State
 from paceline_operator.tuning.twin import Forecast
+from paceline_sim.bent import BentModel
 
 HARMFUL = {"maxNumSeqs": 1}
 
@@ -45,6 +47,15 @@ def test_one_slot_becomes_enough_through_canary_promotion_and_verification(tuned
 def test_the_decision_is_the_same_when_it_is_made_again(tuned):
     again = Question.from_json(json.loads(json.dumps(tuned.questions[0].to_json())))
     assert decide(again).to_json() == decide(tuned.questions[0]).to_json()
+
+
+def test_a_knee_in_the_step_model_is_in_the_decision_log(tuned):
+    model = tuned.questions[0].model
+    own = {name: getattr(model.base, name) for name in StepModel.__dataclass_fields__}
+    bent = replace(tuned.questions[0], model=replace(model, base=BentModel(**own, knee=100.0, beyond=1e-4)))
+    again = Question.from_json(json.loads(json.dumps(bent.to_json())))
+    assert again.model == bent.model and again.model != model
+    assert decide(again).to_json() == decide(bent).to_json() != decide(tuned.questions[0]).to_json()
 
 
 def healthy(**options):
