@@ -20,7 +20,8 @@ __all__ = ["BentModel", "bend"]
 
 _FEWEST = 64  # measured steps
 _KNEES = tuple(2.0 ** (-i / 4) for i in range(1, 21))  # of the longest context: where a knee is looked for
-_CLEARLY = 0.7  # of the linear fit's squared errors: a bend that explains less is none
+_CLEARLY = 0.7  # of the linear fit's squared errors: a bend that leaves more of them is none
+_RIGHT = 1e-3  # relative error of a linear fit that has nothing to explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ def bend(model: StepModel, steps: Sequence[tuple[StepShape, float]]) -> StepMode
     columns = [[1.0 / seconds for _, seconds in steps]]
     columns += [[getattr(shape, name) / seconds for shape, seconds in steps] for name in FEATURES]
     straight, _ = _fit(columns)
+    if straight <= len(steps) * _RIGHT**2:
+        return model
     found = []
     for knee in (share * longest for share in _KNEES):
         hinge = [max(0.0, shape.context_tokens - knee) / seconds for shape, seconds in steps]

@@ -57,9 +57,10 @@ def test_steps_before_a_knee_are_told_right_though_none_was_seen(at, stalls):
     assert worst(bent, device, [StepShape(64, 0, 40_000, 0)]) < 0.10
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.03])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_device_without_a_knee_keeps_its_model(seed):
-    steps = steps_of(LINEAR, seed=seed)
+def test_a_device_without_a_knee_keeps_its_model(seed, noise):
+    steps = steps_of(LINEAR, seed=seed, noise=noise)
     model = published(steps)
     assert bend(model, steps) is model
 
