@@ -1,9 +1,9 @@
 """The pods' linear step-time model, corrected where their own steps say that it is off. Pure.
 
 A linear model can't follow tiles, caches and clocks: near saturation 5 % of step time is the difference between a queue
-that drains and one that grows. A knee in context is fitted if there is one (`bent`). For each class of steps (powers of two of decodes and prefill tokens, powers of the root of
-two of context, where caches end in a knee) that was measured, the prediction is multiplied by the median of measured over
-predicted.
+that drains and one that grows. A knee in context is fitted if there is one (`bent`). For each class of steps (powers of two
+of decodes and prefill tokens, powers of the root of two of context) that was measured, the prediction is multiplied by the
+median of measured over predicted.
 """
 
 from __future__ import annotations
