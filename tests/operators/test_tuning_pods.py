@@ -90,6 +90,7 @@ def spoil(change):
         (lambda d: [r.update(promptTokens=-5) for r in d["requests"][::2]], "records can't be"),
         (lambda d: [r.update(end=r["arrival"] - 5.0) for r in d["requests"] if r["end"]], "records can't be"),
         (lambda d: [r.update(outputTokens=10**12) for r in d["requests"]], "records can't be"),
+        (lambda d: [r.update(promptTokens=0) for r in d["requests"][::2]], "records can't be"),
     ],
 )
 async def test_figures_that_cannot_be_are_not_believed(change, word):
@@ -157,30 +158,96 @@ async def test_a_slow_pod_costs_its_time_out_and_a_gone_one_nothing():
     assert ledger.health is Health.SILENT and "reached" in ledger.why
 
 
-async def test_a_slow_pod_never_holds_up_the_others():
-    async def never(_document, _request):
-        await asyncio.sleep(30)
-
-    fine, stuck = FakePod(virtual_pod("fine")), FakePod(virtual_pod("stuck"), never)
-    ledgers = {name: PodLedger(name) for name in ("fine", "stuck")}
+@contextlib.asynccontextmanager
+async def several(fakes):
+    """Serve several fake pods at one port, told apart by their tokens; yield that port."""
     app = web.Application()
 
     async def observe(request):
-        return await (fine if request.headers["Authorization"].endswith("fine") else stuck).observe(request)
+        return await fakes[request.headers["Authorization"].removeprefix("Bearer ")].observe(request)
 
     app.router.add_get("/admin/observe", observe)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    port = site._server.sockets[0].getsockname()[1]
-    scraper = Scraper(timeout=0.5, concurrency=2, clock=lambda: NOW, admin_port=port, http_port=port)
-    await scraper.look([(Source(name, "127.0.0.1", name), ledger) for name, ledger in ledgers.items()])
-    await scraper.close()
-    await runner.cleanup()
-    assert ledgers["fine"].fresh and ledgers["stuck"].health is Health.SILENT
-    view = merge(ledgers.values(), Objective(1.0, 0.05), NOW, 60.0)
+    try:
+        yield site._server.sockets[0].getsockname()[1]
+    finally:
+        await runner.cleanup()
+
+
+async def look_at(fakes, *, patience=5.0):
+    """Return the ledgers of pods, which are asked in the order of their names here."""
+    ledgers = {name: PodLedger(name) for name in fakes}
+    async with several(fakes) as port:
+        scraper = Scraper(timeout=patience, concurrency=len(fakes), clock=lambda: NOW, admin_port=port, http_port=port)
+        try:
+            await scraper.look([(Source(name, "127.0.0.1", name), ledger) for name, ledger in ledgers.items()])
+        finally:
+            await scraper.close()
+    return ledgers
+
+
+async def test_a_slow_pod_never_holds_up_the_others():
+    """One answers only once the others were heard, one never: asked one after the other, the first would be in vain."""
+    heard = asyncio.Event()
+
+    async def never(_document, _request):
+        await asyncio.sleep(30)
+
+    async def after_the_other(document, _request):
+        await heard.wait()
+        return document
+
+    async def at_once(document, _request):
+        heard.set()
+        return document
+
+    spoilers = {"stuck": never, "late": after_the_other, "fine": at_once}
+    ledgers = await look_at({name: FakePod(virtual_pod(name), spoiler) for name, spoiler in spoilers.items()}, patience=2.0)
+    assert {name: ledger.health for name, ledger in ledgers.items()} == {
+        "stuck": Health.SILENT, "late": Health.FRESH, "fine": Health.FRESH
+    }  # fmt: skip
+    view = merge([ledgers["stuck"], ledgers["fine"]], Objective(1.0, 0.05), NOW, 60.0)
     assert view.fresh == 1 and view.arrival_rate == pytest.approx(4.0, rel=0.35)  # made up for the silent one
+
+
+NESTED = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.update(now=10**400),
+        lambda d: d["gauges"].update(running=10**400),
+        lambda d: d["requests"][0].update(arrival=10**400),
+        lambda d: d["stepModel"].update(constant=10**400),
+        lambda _: web.Response(text=NESTED),
+        lambda _: web.Response(text='{"steps":' + NESTED),
+    ],
+)
+async def test_nonsense_of_one_pod_never_spoils_what_others_tell(change):
+    async def spoiled(document, _request):
+        answer = change(document)
+        return document if answer is None else answer
+
+    ledgers = await look_at({"odd": FakePod(virtual_pod("odd"), spoiled), "fine": FakePod(virtual_pod("fine"))})
+    assert ledgers["fine"].fresh and ledgers["odd"].health in (Health.OLD, Health.LYING)
+    assert len(ledgers["odd"].why) < 200
+
+
+async def test_an_answer_that_nobody_has_thought_of_fails_its_pod_alone(monkeypatch):
+    plain = PodLedger.absorb
+
+    def absorb(ledger, document, now):
+        if ledger.name == "odd":
+            raise ArithmeticError("what is this?")
+        plain(ledger, document, now)
+
+    monkeypatch.setattr(PodLedger, "absorb", absorb)
+    ledgers = await look_at({name: FakePod(virtual_pod(name)) for name in ("odd", "fine")})
+    assert ledgers["fine"].fresh and ledgers["odd"].health is Health.LYING and "what is this?" in ledgers["odd"].why
 
 
 async def test_an_answer_without_end_is_cut():

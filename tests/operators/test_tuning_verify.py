@@ -24,7 +24,7 @@ from paceline_operator.tuning.twin import Forecast
 from paceline_operator.tuning.view import merge
 
 OLD, NEW = {"maxNumSeqs": 32}, {"maxNumSeqs": 24}
-TRIAL = Trial(OLD, NEW, "it would be better", 0.0, (), "pod-0", 0.5, 0.5, 0.9, 0.8, promised=0.4)
+TRIAL = Trial(OLD, NEW, "it would be better", 0.0, (), "pod-0", 0.5, 0.5, 0.9, 0.8, promised=0.4, applied=1.0)
 BETTER, SAME, WORSE = (judge([d] * 40, requests=200) for d in (0.3, 0.0, -0.3))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.decide import Decision
-from paceline_operator.tuning.facts import Ask, Facts, PodFact, Tell
+from paceline_operator.tuning.facts import Ask, Facts, PodFact, Situation, Tell
 from paceline_operator.tuning.guard import Evidence, Score, Sides, batch_seconds, margins, weigh
 from paceline_operator.tuning.ledger import PodLedger
 from paceline_operator.tuning.luck import Luck
@@ -30,26 +29,10 @@ _WINDOWS = (4, 8, 16, 32)  # intervals; the first that holds enough requests is 
 _ENOUGH = 60  # requests
 _LONGEST = 32  # intervals that a stretch of traffic is looked back
 _KEPT = 4000  # records of all pods of a service together
-_LEAST_KEPT = 60  # records of a pod, however many pods there are
+_LEAST_KEPT, _MOST_KEPT = 60, 1500  # records of a pod, however many pods there are
+_CONTROLS = 6  # pods on each side of a trial of which all is kept
 _BACKLOG = 2  # intervals that a pod that is compared with its own past may take to work off what had queued
 _GUARD = 1.5  # where no objective is stated: times of now, this many times over, are what must be kept
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the operator knows of a service at a look: mode, knobs in force (wire form), pods, objective, bounds, trouble."""
-
-    service: str
-    mode: str
-    spec_hash: str
-    knobs: Mapping[str, Any]
-    bounds: Mapping[str, tuple[Any, Any]]
-    pods: tuple[PodFact, ...]
-    ttft: float | None
-    tpot: float | None
-    percentile: float
-    interval: float
-    busy: str = ""
 
 
 @dataclass(slots=True)
@@ -73,8 +56,18 @@ class Brain:
         """Forget pods that are gone; share the room among those that are there."""
         known = set(names)
         self.ledgers = {name: ledger for name, ledger in self.ledgers.items() if name in known}
-        for ledger in self.ledgers.values():
-            ledger.most = max(_LEAST_KEPT, min(1500, _KEPT // max(1, len(self.ledgers))))
+        compared = self._compared()
+        for name, ledger in self.ledgers.items():
+            share = _MOST_KEPT if name in compared else _KEPT // len(self.ledgers)
+            ledger.most = max(_LEAST_KEPT, min(_MOST_KEPT, share))
+
+    def _compared(self) -> set[str]:
+        """Return the pods of a trial, and some others: the guard needs all that came to them since it began."""
+        trial = self.state.trial
+        if trial is None or not trial.pods:
+            return set()
+        others = sorted(self.ledgers.keys() - set(trial.pods))
+        return {*trial.pods[:_CONTROLS], *others[:_CONTROLS]}
 
     def look(self, situation: Situation, now: float, answer: Decision | None = None) -> tuple[Tell | Ask, ...]:
         """Take the situation in, move on, return what to do. `answer` is the twin's, if one has come."""
@@ -94,6 +87,7 @@ class Brain:
             interval=situation.interval,
             percentile=situation.percentile if objective.stated else 90.0,
             busy=situation.busy,
+            dropped=situation.dropped,
             searching=self.searching,
             decision=answer,
             evidence=self._evidence(self.state.trial, situation, objective, now),

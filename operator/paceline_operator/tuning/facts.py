@@ -12,7 +12,7 @@ from paceline_operator.tuning.service_rate import Lately
 from paceline_operator.tuning.stretch import Stretch
 from paceline_operator.tuning.view import ServiceView
 
-__all__ = ["Ask", "Effects", "Facts", "PodFact", "Tell"]
+__all__ = ["Ask", "Effects", "Facts", "PodFact", "Situation", "Tell"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,28 @@ class PodFact:
     fresh: bool = True
     applied: bool = True
     refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the operator knows of a service at a look: mode, knobs in force (wire form), pods, objective, bounds, trouble.
+
+    `busy`: nothing may be changed now, and why. `dropped`: why what tuning had put in force, or tries, isn't allowed any
+    more.
+    """
+
+    service: str
+    mode: str
+    spec_hash: str
+    knobs: Mapping[str, Any]
+    bounds: Mapping[str, tuple[Any, Any]]
+    pods: tuple[PodFact, ...]
+    ttft: float | None
+    tpot: float | None
+    percentile: float
+    interval: float
+    busy: str = ""
+    dropped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +66,7 @@ class Facts:
     interval: float
     percentile: float = 95.0
     busy: str = ""
+    dropped: str = ""
     searching: bool = False
     decision: Decision | None = None
     evidence: Evidence | None = None

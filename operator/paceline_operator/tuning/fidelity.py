@@ -123,4 +123,6 @@ def _rate_error(pairs: Sequence[tuple[SeenRequest, Outcome]]) -> dict[str, float
     first, tokens = min(s.arrival for s, _ in both), sum(s.output for s, _ in both)
     measured = max(s.arrival + (s.ttft or 0.0) + (s.tpot or 0.0) * (s.output - 1) for s, _ in both) - first
     twin = max(o.last_token or 0.0 for _, o in both) - first
+    if min(measured, twin, tokens) <= 0:  # all at one instant, by a clock that is coarse or lies: no time, no rate
+        return {}
     return {"token rate": abs(tokens / twin - tokens / measured) * measured / tokens}

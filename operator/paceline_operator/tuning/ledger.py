@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median
@@ -21,7 +21,13 @@ from paceline_sim.calibrated import StepClass, class_of
 
 __all__ = ["Health", "PodLedger"]
 
-_MOST_TOKENS = 10_000_000  # a longer request is a mistake in the record
+# Of one request, in tokens; more is a mistake in the record. The longest context of any model has ten million. The longest
+# answers that models are made for have 128 k: twice as much takes three quarters of an hour at a hundred tokens per second,
+# longer than decisions look back, and a tenth of a second of a replay for every five thousand
+_MOST_PROMPT, _MOST_OUTPUT = 10_000_000, 1 << 18
+_MOST_NOW = 1 << 31  # requests or KV blocks that a pod has at a time: of so many blocks one of 16 tokens fills any memory
+_MOST_EVER = 1 << 53  # of anything that is counted, and of a step's work: floats are exact up to here
+_LAST_CLOCK = 1e11  # Unix seconds: the year 5138
 _PER_CLASS = 12  # newest steps of each size: rare sizes aren't forgotten
 _EARLY = 5.0  # seconds: a request can't have come later than this from now
 _BAD_SHARE = 0.2  # of a document's records: more, and nothing else in it is believed
@@ -29,6 +35,9 @@ _HANGS_AFTER = 30.0  # seconds without any progress while requests run
 _HASH_STRIDE = 4  # every fourth prefix hash is kept: a chained hash stands for all before it
 _MOST_HASHES = 128
 _SKEW = 2.0  # seconds of difference between clocks that are worth a word
+_MOST_WORDS = 160  # characters of a complaint, which may cite what a pod says: it is written into a status
+_NOW = ("running", "waiting", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached")
+_WRONG = ("model_not_found", "invalid", "too_long")  # reasons of a refusal that are the request's: no knobs serve it
 
 
 class Health(StrEnum):
@@ -75,11 +84,12 @@ class PodLedger:
 
     def fail(self, health: Health, why: str) -> None:
         """Note that it gave no answer that can be used; what it told before is kept."""
-        self.health, self.why = health, why
+        self.health, self.why = health, why[:_MOST_WORDS]
 
     def gauges_only(self, gauges: Gauges, now: float, why: str) -> None:
         """Take the gauges of a pod whose records can't be read."""
-        self.health, self.why, self.gauges, self.seen_at = Health.OLD, why, gauges, now
+        self.fail(Health.OLD, why)
+        self.gauges, self.seen_at = gauges, now
 
     def absorb(self, document: ObserveDocument, now: float) -> None:
         """Take one answer, that came at `now`, as far as it can be true."""
@@ -133,21 +143,21 @@ class PodLedger:
         self._records = {key: r for key, r in self._records.items() if r.outcome != "unfinished"}
         for record in document.requests:
             kept = _shifted(record, skew)
-            if _believable(kept, now):
-                self._records[record.request_id] = kept
-            else:
+            if not _believable(kept, now):
                 bad += 1
+            elif kept.outcome != "refused" or kept.reason not in _WRONG:
+                self._records[record.request_id] = kept
         self.dropped += bad
         for key in list(self._records)[: max(0, len(self._records) - self.most)]:
             del self._records[key]
         for step in document.steps:
-            if 0 < step.duration < math.inf:
-                self._keep_step(step)
+            self._keep_step(step)
         return bad
 
     def _keep_step(self, step: StepRecord) -> None:
         shape = StepShape(step.decode_tokens, step.prefill_tokens, step.context_tokens, step.prefill_attention)
-        self._classes.setdefault(class_of(shape), deque(maxlen=_PER_CLASS)).append((shape, step.duration))
+        if 0 < step.duration < math.inf and all(0 <= size <= _MOST_EVER for size in astuple(shape)):
+            self._classes.setdefault(class_of(shape), deque(maxlen=_PER_CLASS)).append((shape, step.duration))
 
     def _keep_model(self, document: ObserveDocument) -> None:
         if document.step_model is None:
@@ -177,14 +187,25 @@ class PodLedger:
 
 def _impossible(document: ObserveDocument) -> str:
     """Return what in a document can't be, apart from single records."""
-    if not math.isfinite(document.now) or document.now < 0:
+    if not 0 <= document.now <= _LAST_CLOCK:
         return f"its clock says {document.now}"
-    counts = astuple(document.gauges)
-    if any(not math.isfinite(count) or count < 0 for count in counts):
-        return "a gauge is negative or not a number"
+    if not (0 <= document.cursor <= _MOST_EVER and 0 <= document.epoch <= _MOST_EVER):
+        return "its cursor or epoch is no count"
+    if complaint := _wrong_gauge(document.gauges):
+        return complaint
     model = document.step_model
+    if model is not None and not 0 <= model.steps <= _MOST_EVER:
+        return "its step-time model has seen no such number of steps"
     if model is not None and not all(math.isfinite(x) for x in (model.constant, model.residual, *_ends(model.seen))):
         return "its step-time model has a figure that is not a number"
+    return ""
+
+
+def _wrong_gauge(gauges: Gauges) -> str:
+    for spec in fields(gauges):
+        count, most = getattr(gauges, spec.name), _MOST_NOW if spec.name in _NOW else _MOST_EVER
+        if not 0 <= count <= most:
+            return f"its gauge {spec.name} is {'negative' if count < 0 else 'more than a pod can have'}"
     return ""
 
 
@@ -198,7 +219,8 @@ def _believable(record: RequestRecord, now: float) -> bool:
     known = [time for time in times if time is not None]
     if not all(map(math.isfinite, known)) or record.arrival > now + _EARLY:
         return False
-    sizes_fit = 1 <= record.prompt_tokens <= _MOST_TOKENS and 0 <= record.output_tokens <= _MOST_TOKENS
+    fewest = 0 if record.outcome == "refused" else 1  # nobody counts the tokens of what is refused at once
+    sizes_fit = fewest <= record.prompt_tokens <= _MOST_PROMPT and 0 <= record.output_tokens <= _MOST_OUTPUT
     return sizes_fit and all(a <= b + 1e-3 for a, b in pairwise(known))
 
 

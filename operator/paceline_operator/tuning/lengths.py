@@ -1,4 +1,4 @@
-"""How long a request will be that hasn't ended yet, told by those that have. Pure.
+"""How long requests are, and how long one will be that hasn't ended yet, told by those that have. Pure.
 
 The short ones end first, so those that have ended are too short a sample: whoever runs still is counted as longer than it is
 so far (E. L. Kaplan and P. Meier, "Nonparametric estimation from incomplete observations", JASA 53, 1958).
@@ -9,7 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-__all__ = ["LengthCurve"]
+from paceline_core.wire import RequestRecord
+
+__all__ = ["LengthCurve", "read"]
 
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
 _AGAIN = 2  # beyond the longest that has ended: as long again as it is so far
@@ -39,3 +41,8 @@ class LengthCurve:
         if found < len(self._lengths):
             return self._lengths[found]
         return _AGAIN * max(so_far, self._lengths[-1] if self._lengths else 1)
+
+
+def read(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Return those that were read: one that was refused before is demand, but nobody knows its length."""
+    return [r for r in records if r.prompt_tokens > 0]

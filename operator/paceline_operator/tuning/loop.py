@@ -32,12 +32,13 @@ from paceline_operator.settings import Settings
 from paceline_operator.spec import InferenceService
 from paceline_operator.status import TuningStatus
 from paceline_operator.store import Key, Store
-from paceline_operator.tuning.brain import Brain, Situation
+from paceline_operator.tuning.asked import still_asked
+from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision, decide
 from paceline_operator.tuning.decision_log import DecisionLog
-from paceline_operator.tuning.facts import Ask, Tell
+from paceline_operator.tuning.facts import Ask, Situation, Tell
 from paceline_operator.tuning.metrics import TunerMetrics
-from paceline_operator.tuning.overrides import FIELD_MANAGER, config_map, read_state
+from paceline_operator.tuning.overrides import FIELD_MANAGER, config_map, out_of_force, read_state
 from paceline_operator.tuning.question import Question
 from paceline_operator.tuning.scrape import Scraper, Source
 from paceline_operator.tuning.situation import situation_of
@@ -53,11 +54,15 @@ _LEAST = 1.0  # seconds between two looks
 
 @dataclass(slots=True)
 class _Tuned:
-    """One service: its brain, when it is due, the answer that it waits for, and what was written last."""
+    """One service: its brain, when it was looked at and is due, the answer that it waits for, what was written last, and
+    what is to be told once what it is about is written.
+    """
 
     brain: Brain
     service: InferenceService
+    looked: float = 0.0
     due: float = 0.0
+    untold: list[Tell] = field(default_factory=list)
     question: Question | None = None
     asked: asyncio.Task[Decision | None] | None = None
     written: Mapping[str, str] | None = None
@@ -123,7 +128,7 @@ class Tuner:
             if self._service(key) is None:
                 self._forget(key)
         due = [(key, tuned) for key in self.store if (tuned := self._known(key)) is not None and self._is_due(tuned, now)]
-        await self._scrape([(key, tuned) for key, tuned in due])
+        await self._scrape(due)
         for key, tuned in due:
             try:
                 await self._look(key, tuned)
@@ -154,13 +159,15 @@ class Tuner:
         tuned = self._tuned.get(key)
         if tuned is None or tuned.service.uid != service.uid:
             live = self.store.get(key, "ConfigMap", tuned_name(service.name))
-            state = read_state(live) if live is not None and is_owned_by(live, service.uid) else None
-            tuned = self._tuned[key] = _Tuned(Brain(state or State()), service)
+            own = live if live is not None and is_owned_by(live, service.uid) else None
+            tuned = self._tuned[key] = _Tuned(Brain(read_state(own) or State()), service)
+            # what pods are run by is there to be written over: also where the state beside it can't be read
+            tuned.written = None if own is None else own.get("data") or {}
         tuned.service = service
         return tuned
 
     def _is_due(self, tuned: _Tuned, now: float) -> bool:
-        return now >= tuned.due or (tuned.asked is not None and tuned.asked.done())
+        return now >= tuned.due or now < tuned.looked or (tuned.asked is not None and tuned.asked.done())
 
     def _forget(self, key: Key) -> None:
         tuned = self._tuned.pop(key)
@@ -184,6 +191,9 @@ class Tuner:
         if target is None:
             return
         now, interval = self.clock(), self.settings.tuning_interval
+        if now < tuned.looked - interval:
+            tuned.brain.ledgers.clear()  # the clock went back: what was read lies in the future
+        tuned.looked = now
         live = self.store.get(key, "ConfigMap", tuned_name(tuned.service.name))
         found = effective(tuned.service, read_override(live))
         trial = tuned.brain.state.trial
@@ -192,35 +202,39 @@ class Tuner:
         situation = situation_of(
             tuned.service, found, instances(self.store.all(key, "Pod")), self.knobs.get(key, {}),
             target.digest if current else "", next(iter(self.store.all(key, "Deployment")), None), interval,
+            out_of_force(tuned.service, tuned.brain.state),
         )  # fmt: skip
-        look = partial(tuned.brain.look, situation, now, self._answer(tuned))
+        look = partial(tuned.brain.look, situation, now, self._answer(tuned, situation))
         # a trial's guard asks the twin about some seconds of traffic: too long for everything else to wait
         effects = look() if trial is None else await asyncio.to_thread(look)
+        tuned.untold += [effect for effect in effects if isinstance(effect, Tell)]
         await self._write(key, tuned)  # before anything is told: what isn't written hasn't happened
-        for effect in effects:
-            if isinstance(effect, Tell):
-                await self._tell(key, effect)
-            else:
-                self._ask(tuned, situation, effect, now)
+        while tuned.untold:
+            await self._tell(key, tuned.untold.pop(0))
+        if ask := next((effect for effect in effects if isinstance(effect, Ask)), None):
+            self._ask(tuned, situation, ask, now)
         busy = tuned.brain.state.trial is not None
         tuned.due = now + max(_LEAST, interval / _LOOKS if busy else interval) * 0.95
         self._publish(key, tuned, situation)
 
-    def _answer(self, tuned: _Tuned) -> Decision | None:
-        """Return the twin's answer if it has come; a question that failed may be asked again."""
-        if tuned.asked is None or not tuned.asked.done():
+    def _answer(self, tuned: _Tuned, situation: Situation) -> Decision | None:
+        """Return the twin's answer if it has come, and is about what is still the case; else it may be asked again."""
+        question, asked = tuned.question, tuned.asked
+        # a question whose state couldn't be written was never put
+        tuned.brain.searching = asked is not None and not asked.done()
+        if asked is None or not asked.done():
             return None
-        answer = None if tuned.asked.cancelled() else tuned.asked.result()
         tuned.asked = None
-        tuned.brain.searching = False
-        if answer is not None and tuned.question is not None:
-            self._own.decisions.labels(answer.kind, answer.reason).inc()
-            epochs = {name: ledger.epoch for name, ledger in tuned.brain.ledgers.items()}
-            try:
-                self._log.add(tuned.question, answer, epochs)
-            except OSError as error:
-                logger.warning("a decision couldn't be logged: %s", error)
-        return answer
+        answer = None if asked.cancelled() else asked.result()
+        if answer is None or question is None:
+            return None
+        self._own.decisions.labels(answer.kind, answer.reason).inc()
+        epochs = {name: ledger.epoch for name, ledger in tuned.brain.ledgers.items()}
+        try:
+            self._log.add(question, answer, epochs)
+        except OSError as error:
+            logger.warning("a decision couldn't be logged: %s", error)
+        return answer if still_asked(question, situation, tuned.brain.state) else None
 
     def _ask(self, tuned: _Tuned, situation: Situation, ask: Ask, now: float) -> None:
         tuned.question = tuned.brain.question(situation, ask, now)

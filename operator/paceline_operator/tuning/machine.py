@@ -37,7 +37,11 @@ _FROZEN, _FROZEN_SOON, _FROZEN_MOST = 2, 3, 8  # intervals until the twin is che
 def advance(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
     """Return the state and what to do."""
     if facts.spec_hash != state.spec_hash:
-        return _begin_anew(state, facts, now)
+        return _begin_anew(state, facts, now, "the knobs of the spec or its class have changed: they count")
+    if facts.dropped:
+        return _begin_anew(state, facts, now, f"it isn't allowed any more: {facts.dropped}")
+    if state.since > now + facts.interval:
+        return _put_clock_right(state, facts, now)
     if state.trial is None:
         return _idle(state, facts, now)
     if facts.mode != "Auto":
@@ -59,12 +63,27 @@ def _heard(state: State, trial: Trial, facts: Facts, now: float) -> State:
     return state if unheard == trial.unheard else replace(state, trial=replace(trial, unheard=unheard))
 
 
-def _begin_anew(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
-    """Drop overrides and trials: somebody has stated other knobs, and those count."""
+def _put_clock_right(state: State, facts: Facts, now: float) -> tuple[State, Effects]:
+    """The operator's clock went back (or this one's is behind the last one's): what was noted lies in the future, and would
+    be waited for. Nothing measured so far can be told from what comes, so a trial goes back.
+    """
+    effects: Effects = ()
+    if state.trial is not None:
+        state, effects = revert(state, facts, now, Reason.NO_METRICS, "the operator's clock was put back while it ran")
+    begun, blocked = (min(at, now) for at in state.begun), (replace(b, until=now) for b in state.blocked)
+    state = replace(
+        state, since=now, cooldown=now, next_search=now, shifted=min(state.shifted, now), shifting=0.0,
+        begun=tuple(begun), blocked=tuple(blocked),
+    )  # fmt: skip
+    return state, effects
+
+
+def _begin_anew(state: State, facts: Facts, now: float, why: str) -> tuple[State, Effects]:
+    """Drop overrides and trials: somebody has stated other knobs or bounds, and those count."""
     fresh = State(spec_hash=facts.spec_hash, since=now, history=state.history)
     if state.trial is None and not state.override:
         return fresh, ()
-    text = "the knobs of the spec or its class have changed: they count, what tuning had found is dropped"
+    text = f"{why}, what tuning had found is dropped"
     if state.trial is not None:
         fresh = fresh.with_change(change(state.trial, now, f"Reverted({Reason.SPEC_CHANGED})", text))
     return fresh.told(Reason.SPEC_CHANGED, text), (Tell("TuningDropped", text),)
@@ -246,8 +265,9 @@ def _promote(state: State, trial: Trial, facts: Facts, now: float) -> tuple[Stat
     if 2 * len(trial.pods) + 1 < len(facts.pods):
         others = sorted(pod.name for pod in facts.pods if pod.name not in trial.pods)
         return replace(state, trial=replace(trial, pods=(*trial.pods, *others[: len(trial.pods)]), stepped=now)), ()
-    text = f"in force on all {len(facts.pods)} pods, now verified: {arrow(trial)}"
-    promoted = replace(trial, pods=(), queued=facts.view.waiting if facts.view is not None else 0)
+    text = f"put in force on all {len(facts.pods)} pods, verified next: {arrow(trial)}"
+    queued = facts.view.waiting if facts.view is not None else 0
+    promoted = replace(trial, pods=(), queued=queued, applied=0.0)  # until the last pod has taken it over
     state = replace(
         state, phase=Phase.VERIFYING, since=now, override={**state.override, **trial.after}, trial=promoted
     )  # fmt: skip

@@ -18,12 +18,12 @@ from typing import Any
 
 from paceline_core.errors import FormatError
 from paceline_operator.children import owner_reference
-from paceline_operator.effective import KNOBS_FILE, Override, override_text, tuned_name
+from paceline_operator.effective import KNOBS_FILE, Override, effective, override_text, read_override, tuned_name
 from paceline_operator.names import labels
 from paceline_operator.spec import InferenceService
 from paceline_operator.tuning.state import State
 
-__all__ = ["FIELD_MANAGER", "IN_FORCE", "Trying", "config_map", "read_state", "read_trying"]
+__all__ = ["FIELD_MANAGER", "IN_FORCE", "Trying", "config_map", "out_of_force", "read_state", "read_trying"]
 
 FIELD_MANAGER = "paceline-tuner"
 _TRIAL, _STATE = "trial.json", "state.json"
@@ -62,16 +62,26 @@ def config_map(service: InferenceService, state: State) -> dict[str, Any]:
 def read_state(live: Mapping[str, Any] | None) -> State | None:
     """Return the state in a ConfigMap, None if there is none that can be read.
 
-    Where the override was taken out meanwhile (`IN_FORCE`), only what is remembered of the past is left.
+    Where the override was taken out meanwhile (`IN_FORCE`), only what is remembered of the past is left. Of a state that
+    can't be read (another version's, or edited) the override stays in force: pods run it.
     """
     data = _data(live)
     try:
         state = State.from_json(json.loads(data[_STATE]))
-    except (KeyError, ValueError, FormatError):
-        return None
+    except (KeyError, ValueError, FormatError, RecursionError):
+        found = read_override(live)
+        return State(spec_hash=found.spec_hash, override=found.knobs) if found is not None and found.knobs else None
     if state.override and KNOBS_FILE not in data:
         return State(spec_hash=state.spec_hash, blocked=state.blocked, history=state.history)
     return state
+
+
+def out_of_force(service: InferenceService, state: State) -> str:
+    """Return why what tuning put in force, or tries, isn't allowed any more (bounds were narrowed, say); '' if it is."""
+    knobs = {**state.override, **(state.trial.after if state.trial is not None else {})}
+    if not knobs or service.tuning.mode != "Auto":
+        return ""
+    return effective(service, Override(state.spec_hash, knobs)).dropped
 
 
 def read_trying(live: Mapping[str, Any] | None, spec_hash: str) -> Trying:
@@ -86,9 +96,12 @@ def read_trying(live: Mapping[str, Any] | None, spec_hash: str) -> Trying:
 
 
 def _durable(state: State) -> State:
-    """Return what has to survive the operator: not when it looked last, or each look would be a write."""
-    shift, at = (state.shift, state.shifted) if state.begun else ((), 0.0)
-    kept = replace(state, next_search=0.0, idle_searches=0, signature=(), kept=False, shift=shift, shifted=at, shifting=0.0)
+    """Return what has to survive the operator: not when it looked last and what it saw, or each look would be a write."""
+    shift, at = (tuple(float(f"{x:.2g}") for x in state.shift), state.shifted) if state.begun else ((), 0.0)
+    kept = replace(
+        state, next_search=0.0, idle_searches=0, freezes=0, signature=(), kept=False, share=1.0, shift=shift, shifted=at,
+        shifting=0.0,
+    )  # fmt: skip
     return kept if state.trial is not None else kept.told("Resumed", "nothing was observed since the operator started")
 
 

@@ -2,6 +2,7 @@
 
 `samples_of` are for checking the twin: few requests under the knobs in force, with what was there when the window began.
 `traffic_of` is for choosing knobs: as many requests as tell what traffic is like, under whatever knobs they came.
+What was refused before it was read is in neither: nobody knows how long it would have been.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.ledger import PodLedger
-from paceline_operator.tuning.lengths import LengthCurve
+from paceline_operator.tuning.lengths import LengthCurve, read
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.question import Sample, SeenRequest
 from paceline_operator.tuning.view import tpot
@@ -64,7 +65,7 @@ def traffic_of(pods: Sequence[PodLedger], *, since: float, lately: float, block_
     newer = _count(busiest[0], max(since, lately)) if busiest else 0
     left = min(_MOST_LATELY, max(_MOST_TRAFFIC, newer))
     for pod in busiest:
-        newest = sorted((r for r in pod.records if r.arrival >= since), key=lambda r: r.arrival)[-left:]
+        newest = sorted((r for r in read(pod.records) if r.arrival >= since), key=lambda r: r.arrival)[-left:]
         rows = (
             SeenRequest(
                 arrival=r.arrival - newest[0].arrival,
@@ -98,7 +99,7 @@ def _curve(pods: Iterable[PodLedger], since: float) -> LengthCurve:
 
 
 def _count(pod: PodLedger, since: float) -> int:
-    return sum(r.arrival >= since for r in pod.records)
+    return sum(r.arrival >= since for r in read(pod.records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _Window:
 
     def sample(self, pod: PodLedger, most: int) -> Sample:
         """Return at most `most` requests that were there at the start, and all that came since."""
-        ordered = sorted(pod.records, key=lambda r: r.arrival)
+        ordered = sorted(read(pod.records), key=lambda r: r.arrival)
         left = [r for r in ordered if r.arrival < self.start and (r.outcome == "unfinished" or (r.end or 0.0) > self.start)]
         came = [r for r in ordered if r.arrival >= self.start]
         rows = [*itertools.starmap(self._left_over, enumerate(left)), *itertools.starmap(self._seen, enumerate(came))]
@@ -158,17 +159,17 @@ def _window(
 
     It begins when fewest requests were there: the twin has to compute their prompts again, which the pod had done.
     """
-    own = sorted(r.arrival for r in pod.records if epoch in (None, r.epoch))
+    records = read(pod.records)
+    own = sorted(r.arrival for r in records if epoch in (None, r.epoch))
     recent = [arrival for arrival in own if arrival >= since][-most:]
     since = recent[0] if recent else now
     before = [arrival for arrival in own if arrival <= since][-most:]
-    start = min(reversed(before), key=_crowd(pod.records), default=since)
+    start = min(reversed(before), key=_crowd(records), default=since)
     return _Window(objective, start, since, now, epoch, curve, block_size)
 
 
-def _crowd(records: Iterable[RequestRecord]) -> Callable[[float], int]:
+def _crowd(rows: Sequence[RequestRecord]) -> Callable[[float], int]:
     """Return what tells how many requests were there at a moment."""
-    rows = list(records)
     arrivals, ends = sorted(r.arrival for r in rows), sorted(r.end for r in rows if r.end is not None)
     return lambda at: bisect_left(arrivals, at) - bisect_right(ends, at)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from paceline_operator.pod_session import pod_session
 from paceline_operator.tuning.ledger import Health, PodLedger
 
 __all__ = ["Scraper", "Source"]
+
+logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 8 << 20  # a page of 5,000 records has about 1 MB, with long prompts' hashes a few
 _MOST_PAGES = 8  # per look: a pod that is far behind catches up over several
@@ -62,13 +65,20 @@ class Scraper:
     async def _one(self, source: Source, ledger: PodLedger) -> None:
         async with self._slots:
             try:
-                await self._pages(source, ledger)
-            except TimeoutError:
-                ledger.fail(Health.SILENT, "it doesn't answer in time")
-            except aiohttp.ClientError as error:
-                ledger.fail(Health.SILENT, f"it can't be reached: {error}")
-            except _Strange as error:
-                await self._gauges(source, ledger, str(error))
+                await self._ask(source, ledger)
+            except Exception as error:  # nonsense that nobody has thought of must not spoil what others tell
+                logger.exception("what the pod %s tells can't be taken", source.name)
+                ledger.fail(Health.LYING, f"what it tells can't be taken: {type(error).__name__}: {error}")
+
+    async def _ask(self, source: Source, ledger: PodLedger) -> None:
+        try:
+            await self._pages(source, ledger)
+        except TimeoutError:
+            ledger.fail(Health.SILENT, "it doesn't answer in time")
+        except aiohttp.ClientError as error:
+            ledger.fail(Health.SILENT, f"it can't be reached: {error}")
+        except _Strange as error:
+            await self._gauges(source, ledger, str(error))
 
     async def _pages(self, source: Source, ledger: PodLedger) -> None:
         for _ in range(_MOST_PAGES):
@@ -120,7 +130,7 @@ def _document(text: bytes) -> tuple[ObserveDocument, int]:
         records = len(steps) + sum(r.get("outcome") != "unfinished" for r in requests)
         data["steps"] = steps[:: max(1, len(steps) // _STEPS)]
         return from_json(ObserveDocument, data), records
-    except (ValueError, TypeError, KeyError, AttributeError, FormatError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, FormatError) as error:
         raise _Strange(f"/admin/observe can't be read: {error}") from None
 
 

@@ -11,17 +11,18 @@ from paceline_operator.effective import Effective, tuning_bounds
 from paceline_operator.knob_sync import KnobState, PodKnobs
 from paceline_operator.pods import Instance
 from paceline_operator.spec import InferenceService
-from paceline_operator.tuning.brain import Situation
-from paceline_operator.tuning.facts import PodFact
+from paceline_operator.tuning.facts import PodFact, Situation
 
 __all__ = ["situation_of"]
 
 
 def situation_of(
     service: InferenceService, found: Effective, pods: Sequence[Instance], knobs: Mapping[str, PodKnobs],
-    digest: str, deployment: Mapping[str, Any] | None, interval: float,
+    digest: str, deployment: Mapping[str, Any] | None, interval: float, dropped: str = "",
 ) -> Situation:  # fmt: skip
-    """Return the situation. `digest` is that of what the pods shall have now, a trial included."""
+    """Return the situation. `digest` is that of what the pods shall have now, a trial included; `dropped` says why what
+    tuning chose can't be in force any more.
+    """
     slo = service.slo
     ttft, tpot = (None if text is None else parse_duration(text) for text in (slo.ttft, slo.tpot))
     return Situation(
@@ -36,6 +37,7 @@ def situation_of(
         percentile=float(slo.percentile),
         interval=interval,
         busy=_busy(found, pods, deployment),
+        dropped=dropped,
     )
 
 

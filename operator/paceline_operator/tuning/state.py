@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -12,6 +13,10 @@ from paceline_core.errors import FormatError
 __all__ = ["Blocked", "Change", "Phase", "Reason", "State", "Trial"]
 
 _HISTORY = 10  # changes that are remembered
+_SIGNATURE = 4  # figures that tell kinds of traffic apart (`stretch.Stretch.signature`)
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "float": (int, float), "int": int, "bool": bool, "str": str, "Mapping[str, Any]": dict
+}  # fmt: skip
 
 
 class Phase(StrEnum):
@@ -153,15 +158,14 @@ class State:
         """Read what `to_json` wrote, also with fields of another version. Raises `FormatError` for what can't be read."""
         try:
             known = _known(cls, data)
-            trial = known.get("trial")
             return cls(
                 **known
                 | {
                     "phase": Phase(known.get("phase", Phase.OBSERVING)),
-                    "trial": Trial(**_known(Trial, trial) | {"pods": tuple(trial["pods"])}) if trial else None,
-                    "signature": tuple(known.get("signature", ())),
-                    "shift": tuple(known.get("shift", ())),
-                    "begun": tuple(known.get("begun", ())),
+                    "trial": _trial(known["trial"]) if known.get("trial") else None,
+                    "signature": _figures(known.get("signature", ()), _SIGNATURE),
+                    "shift": _figures(known.get("shift", ()), _SIGNATURE),
+                    "begun": _figures(known.get("begun", ())),
                     "left": tuple(known.get("left", ())),
                     "blocked": tuple(Blocked(**_known(Blocked, b)) for b in known.get("blocked", ())),
                     "history": tuple(Change(**_known(Change, c)) for c in known.get("history", ())),
@@ -172,5 +176,25 @@ class State:
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {definition.name for definition in fields(kind)}
-    return {name: value for name, value in data.items() if name in names}
+    """Return what `data` says of the fields of `kind`. Raises TypeError if it isn't of the field's type, or no number."""
+    kinds = {definition.name: _KINDS.get(str(definition.type)) for definition in fields(kind)}
+    for name, value in data.items():
+        expected = kinds.get(name)
+        if expected and (not isinstance(value, expected) or (isinstance(value, float) and not math.isfinite(value))):
+            raise TypeError(f"{name} is {value!r}")
+    return {name: value for name, value in data.items() if name in kinds}
+
+
+def _trial(data: Mapping[str, Any]) -> Trial:
+    trial = Trial(**_known(Trial, data) | {"pods": tuple(map(str, data["pods"]))})
+    if trial.before.keys() != trial.after.keys():
+        raise ValueError("the trial's knobs before and after aren't the same")
+    return trial
+
+
+def _figures(values: Iterable[Any], count: int = 0) -> tuple[float, ...]:
+    """Return numbers, `count` of them or none (0: any number of them)."""
+    found = tuple(map(float, values))
+    if not all(map(math.isfinite, found)) or (count and len(found) not in (0, count)):
+        raise ValueError(f"{found} aren't {count or 'finite'} figures")
+    return found

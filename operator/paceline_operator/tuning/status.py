@@ -123,7 +123,7 @@ def _tuned(mode: str, state: State) -> Condition:
         return Condition("Tuned", "False", f"Tuning{mode}", text)
     if state.trial is not None:
         return Condition("Tuned", "Unknown", state.phase.value, state.message)
-    if state.phase is Phase.REVERTED:
+    if state.phase is Phase.REVERTED and state.history:
         return Condition("Tuned", "False", f"Reverted{state.history[-1].outcome[9:-1]}", state.history[-1].effect)
     if state.override:
         return Condition("Tuned", "True", "Applied", f"tuning put in force: {_knobs(state.override)}")

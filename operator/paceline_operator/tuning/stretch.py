@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 
 from paceline_core.wire import RequestRecord
+from paceline_operator.tuning.lengths import read
 from paceline_operator.tuning.view import percentile
 
 __all__ = ["LATELY", "Stretch", "stretch_of"]
@@ -59,13 +60,16 @@ class Stretch:
 def stretch_of(records: Iterable[RequestRecord], now: float, most: float, interval: float, share: float = 1.0) -> Stretch:
     """Return the traffic of one kind up to `now`, of `most` seconds at most.
 
-    `share` makes up for pods that told nothing: how many there are over how many told.
+    `share` makes up for pods that told nothing: how many there are over how many told. Requests that were refused before
+    they were read count for the rate, not for what tells kinds of traffic apart.
     """
     rows = sorted((r for r in records if r.arrival >= now - most), key=lambda r: r.arrival)
-    rows = rows[_first(rows) :]
+    lengths = read(rows)
+    if first := _first(lengths):
+        rows, lengths = rows[rows.index(lengths[first]) :], lengths[first:]
     began = rows[0].arrival if rows else now
     span = max(min(now - began, LATELY * interval), 1e-9)
-    prompts = [r.prompt_tokens for r in rows]
+    prompts = [r.prompt_tokens for r in lengths]
     return Stretch(
         began=began,
         requests=len(rows),
@@ -73,7 +77,7 @@ def stretch_of(records: Iterable[RequestRecord], now: float, most: float, interv
         trend=_trend([r.arrival for r in rows], began, now) if now - began >= LATELY * interval else 1.0,
         prompt_p50=float(percentile(prompts, 50)),
         prompt_p95=float(percentile(prompts, 95)),
-        output_p50=float(percentile([r.output_tokens for r in rows if r.outcome == "finished"], 50)),
+        output_p50=float(percentile([r.output_tokens for r in lengths if r.outcome == "finished"], 50)),
     )
 
 

@@ -43,6 +43,8 @@ def follow(state: State, stretch: Stretch, now: float, interval: float) -> State
     found = stretch.signature
     if not state.shift:
         return replace(state, shift=found, shifted=now) if stretch.requests >= MIN_REQUESTS else state
+    if stretch.requests < MIN_REQUESTS:
+        return replace(state, shifting=0.0)
     early = now - state.shifted < _APART * interval
     if _distance(state.shift, found) <= 1.0 or (early and stretch.began <= state.shifted):
         return replace(state, shifting=0.0, shift=found if early else state.shift)

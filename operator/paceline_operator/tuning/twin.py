@@ -139,15 +139,16 @@ class Twin:
         trace = Trace(tuple(request.to_trace() for request in sample))
         now = self._question.knobs["kvMemoryFraction"]
         blocks = max(1, int(self._question.num_blocks * knobs.kv_memory_fraction / now))
-        return simulate(
+        result = simulate(
             trace if load == 1.0 else trace.scaled(load),
             knobs,
             model,
-            num_blocks=blocks,
+            num_blocks=min(blocks, _needed(sample, knobs.block_size)),
             max_model_len=_ANY_LENGTH,
             on_step=None if widest is None else widest.see,
             details=False,
         )
+        return replace(result, kv_blocks=blocks)
 
 
 class _Widest:
@@ -175,6 +176,14 @@ def _share(outcomes: Sequence[Outcome], slo: Slo) -> float:
 def _rate(sample: Sample) -> float:
     span = sample[-1].arrival - sample[0].arrival
     return (len(sample) - 1) / span if span > 0 else 0.0
+
+
+def _needed(sample: Sample, block_size: int) -> int:
+    """Return how many blocks are as good as any larger pool: all requests at once, and all that they leave in the cache.
+
+    A pool costs memory and time for each of its blocks, and how many there are only the pod knows.
+    """
+    return sum(-(-(r.prompt + r.output) // block_size) + 1 for r in sample)
 
 
 def _token_rate(result: Result) -> float:

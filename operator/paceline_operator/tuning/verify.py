@@ -42,11 +42,23 @@ def verify(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State,
         return revert(state, facts, now, Reason.REFUSED, f"{refusing.name} refused it: {refusing.refused}")
     if trial.control:
         return _compare(state, trial, facts, now)
+    if not trial.applied:
+        return _await(state, trial, facts, now)
     if facts.decision is not None:
         return _judged_by_twin(state, trial, facts, now)
     if facts.searching:
         return state, ()
     return _judged_by_gain(state, trial, facts, now)
+
+
+def _await(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:
+    """Wait until all pods run what was promoted: what some of them give under the knobs from before proves nothing."""
+    late = [pod.name for pod in facts.pods if not pod.applied]
+    if not late:
+        return replace(state, since=now, trial=replace(trial, applied=now)), ()
+    if now - state.since <= _APPLY_MOST * facts.interval:
+        return state, ()
+    return revert(state, facts, now, Reason.NOT_APPLIED, f"{late[0]} didn't take the change over")
 
 
 def _judged_by_gain(state: State, trial: Trial, facts: Facts, now: float) -> tuple[State, Effects]:

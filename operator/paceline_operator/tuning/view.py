@@ -9,6 +9,7 @@ from statistics import median
 
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning.ledger import Health, PodLedger
+from paceline_operator.tuning.lengths import read
 from paceline_operator.tuning.objective import Objective
 
 __all__ = ["PodNote", "ServiceView", "merge", "percentile"]
@@ -116,7 +117,7 @@ def _trend(records: Sequence[RequestRecord], now: float, seen: float) -> float:
 
 
 def _lengths(records: Sequence[RequestRecord]) -> dict[str, float]:
-    prompts = [r.prompt_tokens for r in records]
+    prompts = [r.prompt_tokens for r in read(records)]
     outputs = [r.output_tokens for r in records if r.outcome == "finished"]
     return {
         f"{name}_p{percent}": float(percentile(values, percent))
