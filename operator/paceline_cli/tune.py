@@ -46,16 +46,16 @@ def status(kubeconfig: Path | None, namespace: str) -> None:
     for column in ("SERVICE", "MODE", "STATE", "REASON", "ATTAINMENT", "APPLIED", "LAST CHANGE"):
         table.add_column(column)
     for service in _services(kubeconfig, namespace):
-        tuning = service.get("status", {}).get("tuning", {})
-        last = tuning.get("lastChange", {})
+        tuning = (service.get("status") or {}).get("tuning") or {}
+        last = tuning.get("lastChange") or {}
         table.add_row(
             service["metadata"]["name"],
-            tuning.get("mode", "-"),
-            tuning.get("state", "-"),
-            tuning.get("reason", "-"),
-            _share(tuning.get("observed", {}).get("sloAttainment")),
-            ", ".join(f"{name} {value}" for name, value in tuning.get("applied", {}).items()) or "-",
-            f"{last['outcome']} {last['time']}" if last else "-",
+            tuning.get("mode") or "-",
+            tuning.get("state") or "-",
+            tuning.get("reason") or "-",
+            _share((tuning.get("observed") or {}).get("sloAttainment")),
+            ", ".join(f"{name} {value}" for name, value in (tuning.get("applied") or {}).items()) or "-",
+            f"{last.get('outcome')} {last.get('time')}" if last else "-",
         )
     console_of_output().print(table)
 
@@ -83,7 +83,7 @@ def replay(file: Path, as_json: bool) -> int:
 
     FILE is what the operator writes with PACELINE_TUNING_LOG: each line holds everything that a decision depended on.
     """
-    from paceline_operator.tuning.decision_log import replay as run
+    from paceline_operator.tuning.replay import replay as run
 
     different, console = 0, Console()
     for question, logged, decision in run(file):

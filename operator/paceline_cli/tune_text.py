@@ -20,24 +20,26 @@ _PHASES = {
 
 def explain_service(service: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences about what tuning sees, wants, does and did."""
-    name, status = service["metadata"]["name"], service.get("status", {})
-    tuning = status.get("tuning", {})
-    mode = tuning.get("mode", "Off")
+    name, status = service["metadata"]["name"], _part(service, "status")
+    tuning = _part(status, "tuning")
+    mode = tuning.get("mode") or "Off"
     yield f"{name}: tuning.mode is {mode}" + _mode(mode)
-    if mode == "Off" or "state" not in tuning:
+    if mode == "Off" or not tuning.get("state"):
         return
     yield f"{_PHASES.get(tuning['state'], tuning['state'])} ({tuning.get('reason')}: {tuning.get('message')})"
     yield from _observed(tuning.get("observed"), status.get("slo"))
     yield from _recommended(tuning.get("recommended"))
     if trial := tuning.get("trial"):
-        where = ", ".join(trial.get("pods", [])) or "all pods"
-        yield f"On trial since {trial.get('since')}: {_knobs(trial.get('knobs', {}))} on {where}."
+        where = ", ".join(trial.get("pods") or ()) or "all pods"
+        yield f"On trial since {trial.get('since')}: {_knobs(_part(trial, 'knobs'))} on {where}."
     if applied := tuning.get("applied"):
         yield f"In force by tuning, beyond the spec: {_knobs(applied)}. An edit of a knob in the spec drops it."
-    for change in tuning.get("history", []):
-        arrows = ", ".join(f"{k} {change['from'].get(k)} → {v}" for k, v in change.get("to", {}).items())
-        yield f"{change['time']} {arrows}: {change['outcome']}. Why: {change['why']}. Measured: {change['measuredEffect']}."
-    for condition in status.get("conditions", []):
+    for change in tuning.get("history") or ():
+        before = _part(change, "from")
+        arrows = ", ".join(f"{k} {before.get(k)} → {v}" for k, v in _part(change, "to").items())
+        why, effect = change.get("why"), change.get("measuredEffect")
+        yield f"{change.get('time')} {arrows}: {change.get('outcome')}. Why: {why}. Measured: {effect}."
+    for condition in status.get("conditions") or ():
         if condition["type"] == "MetricsAvailable" and condition["reason"] not in ("Observed", "Answering"):
             yield f"Figures that can't be used: {condition['message']}"
 
@@ -54,8 +56,8 @@ def _observed(seen: Mapping[str, Any] | None, slo: str | None) -> Iterator[str]:
     yield (
         f"Seen on {seen.get('podsObserved')} of {seen.get('pods')} pods: {seen.get('requestRate')} requests/s with prompts "
         f"of {seen.get('promptTokensP50')} and answers of {seen.get('outputTokensP50')} tokens (medians); "
-        f"{seen.get('sloAttainment', 0):.0%} keep the objective ({slo or 'none stated'}), TTFT p95 {seen.get('ttftP95')}, "
-        f"TPOT p95 {seen.get('tpotP95')}, KV in use {seen.get('kvUsage', 0):.0%}."
+        f"{seen.get('sloAttainment') or 0:.0%} keep the objective ({slo or 'none stated'}), TTFT p95 {seen.get('ttftP95')}, "
+        f"TPOT p95 {seen.get('tpotP95')}, KV in use {seen.get('kvUsage') or 0:.0%}."
     )
 
 
@@ -63,14 +65,19 @@ def _recommended(found: Mapping[str, Any] | None) -> Iterator[str]:
     if not found:
         return
     yield (
-        f"Best by the twin: {_knobs(found.get('target', {}))} (as good: {_knobs(found.get('lowerBound', {}))} to "
-        f"{_knobs(found.get('upperBound', {}))}), expected gain {found.get('expectedGain')}, "
+        f"Best by the twin: {_knobs(_part(found, 'target'))} (as good: {_knobs(_part(found, 'lowerBound'))} to "
+        f"{_knobs(_part(found, 'upperBound'))}), expected gain {found.get('expectedGain')}, "
         f"confidence {found.get('confidence')}."
     )
-    for text in found.get("advice", []):
+    for text in found.get("advice") or ():
         yield f"For people to decide: {text}."
     if hardware := found.get("hardware"):
         yield f"Hardware: {hardware}."
+
+
+def _part(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object within another; what is absent or null has nothing in it."""
+    return data.get(name) or {}
 
 
 def _knobs(knobs: Mapping[str, Any]) -> str:

@@ -5,11 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from operator_kit import MINIMAL, service
-from tuning_kit import bad_start
 
-from paceline_cli.tune import tune
 from paceline_cli.tune_text import explain_service
 from paceline_operator.effective import effective, read_override, spec_hash
 from paceline_operator.knob_sync import Target
@@ -17,7 +14,6 @@ from paceline_operator.metrics import Metrics
 from paceline_operator.settings import Settings
 from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import Decision
-from paceline_operator.tuning.decision_log import DecisionLog
 from paceline_operator.tuning.loop import Tuner
 from paceline_operator.tuning.overrides import IN_FORCE, config_map, read_state, read_trying
 from paceline_operator.tuning.state import Change, Phase, State, Trial
@@ -95,25 +91,16 @@ def test_people_are_told_in_words():
     assert json.loads(json.dumps(status.content)) == status.content  # a status is JSON
 
 
-def test_logged_decisions_come_out_the_same_offline(tmp_path):
-    few = bad_start(pods=1, rate=1.0)
-    few.mode = "Off"
-    few.run(40)
-    from paceline_operator.tuning.decide import decide
-    from paceline_operator.tuning.facts import Ask
-
-    question = few.brain.question(few.situation(), Ask(only=({"maxNumSeqs": 8},)), few.now)
-    path = tmp_path / "log" / "decisions.jsonl"
-    DecisionLog(path).add(question, decide(question), {"pod-0": 0})
-    DecisionLog(None).add(question, decide(question), {})
-    same = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
-    assert same.return_value == 0 and "same" in same.output
-    path.write_text(path.read_text().replace('"kind":"', '"kind":"Un'))
-    other = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
-    assert other.return_value == 1 and "different" in other.output
-    path.write_text("{}\n")
-    broken = CliRunner().invoke(tune, ["replay", str(path)], standalone_mode=False)
-    assert broken.exception is not None and "line 1" in str(broken.exception)
+def test_a_status_that_says_nothing_is_explained_without_a_word_too_many():
+    names = ("observed", "recommended", "trial", "applied", "history", "lastChange", "reason", "message")
+    tuning = {"mode": "Auto", "state": "Observing", **dict.fromkeys(names)}
+    for status in (None, {}, {"tuning": None, "conditions": None}, {"tuning": {"mode": None}}, {"tuning": tuning}):
+        first, *more = explain_service({"metadata": {"name": "chat"}, "status": status})
+        assert first.startswith("chat: tuning.mode is ") and len(more) == (status == {"tuning": tuning})
+    empty = dict.fromkeys(("from", "to", "time", "outcome", "why", "measuredEffect"))
+    tuning |= {"history": [empty], "trial": {"pods": None, "knobs": None}, "recommended": {"target": None, "advice": None}}
+    tuning |= {"observed": {"sloAttainment": None, "kvUsage": None}}
+    assert len([*explain_service({"metadata": {"name": "chat"}, "status": {"tuning": tuning}})]) == 6
 
 
 async def test_a_round_that_fails_ends_neither_tuning_nor_the_trials_that_are_watched(monkeypatch):

@@ -12,11 +12,12 @@ from tuning_kit import Service, bad_start
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_core.step_time import StepModel
 from paceline_operator.tuning.decide import decide
-from paceline_operator.tuning.decision_log import DecisionLog, replay
+from paceline_operator.tuning.decision_log import DecisionLog
 from paceline_operator.tuning.lengths import LengthCurve
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.preference import better, certain_gain, clearly_better
 from paceline_operator.tuning.question import Question, SeenRequest
+from paceline_operator.tuning.replay import replay
 from paceline_operator.tuning.screen import FINE, ROUGH, Rung, piece_of
 from paceline_operator.tuning.search import search
 from paceline_operator.tuning.twin import Forecast, Twin

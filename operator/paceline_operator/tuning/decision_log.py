@@ -1,22 +1,17 @@
-"""The log of decisions: one JSON object a line, with all that the decision depended on, so that it can be made again."""
+"""The log of decisions: one JSON object a line, with all that the decision depended on, so that `replay` makes it again."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from paceline_core.errors import FormatError
-from paceline_operator.tuning.decide import Decision, decide
+from paceline_operator.tuning.decide import Decision
 from paceline_operator.tuning.question import Question
 
-__all__ = ["DecisionLog", "Replayed", "read_log", "replay"]
+__all__ = ["DecisionLog"]
 
 _MOST_BYTES = 64 << 20  # of one file; the one before is kept
 _OLD = ".1"
-
-Replayed = tuple[Question, dict[str, Any], Decision]  # the question, what was decided, what is decided now
 
 
 class DecisionLog:
@@ -39,24 +34,3 @@ class DecisionLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if self._path.exists() and self._path.stat().st_size > _MOST_BYTES:
             self._path.replace(self._path.with_name(self._path.name + _OLD))
-
-
-def read_log(path: Path) -> Iterator[tuple[Question, dict[str, Any]]]:
-    """Yield question and logged decision of each line. Raises `FormatError` that names the line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"can't read the decision log {path}: {error}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            try:
-                data = json.loads(line)
-                yield Question.from_json(data["question"]), data["decision"]
-            except (ValueError, KeyError, TypeError, FormatError) as error:
-                raise FormatError(f"{path.name}, line {number}: {error}") from None
-
-
-def replay(path: Path) -> Iterator[Replayed]:
-    """Make every decision of a log again."""
-    for question, logged in read_log(path):
-        yield question, logged, decide(question)

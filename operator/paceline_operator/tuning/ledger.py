@@ -19,12 +19,12 @@ from paceline_core.step_time import StepModel
 from paceline_core.wire import Gauges, ObserveDocument, RequestRecord, StepRecord
 from paceline_sim.calibrated import StepClass, class_of
 
-__all__ = ["Health", "PodLedger"]
+__all__ = ["MOST_OUTPUT", "MOST_PROMPT", "Health", "PodLedger"]
 
 # Of one request, in tokens; more is a mistake in the record. The longest context of any model has ten million. The longest
 # answers that models are made for have 128 k: twice as much takes three quarters of an hour at a hundred tokens per second,
 # longer than decisions look back, and a tenth of a second of a replay for every five thousand
-_MOST_PROMPT, _MOST_OUTPUT = 10_000_000, 1 << 18
+MOST_PROMPT, MOST_OUTPUT = 10_000_000, 1 << 18
 _MOST_NOW = 1 << 31  # requests or KV blocks that a pod has at a time: of so many blocks one of 16 tokens fills any memory
 _MOST_EVER = 1 << 53  # of anything that is counted, and of a step's work: floats are exact up to here
 _LAST_CLOCK = 1e11  # Unix seconds: the year 5138
@@ -220,7 +220,7 @@ def _believable(record: RequestRecord, now: float) -> bool:
     if not all(map(math.isfinite, known)) or record.arrival > now + _EARLY:
         return False
     fewest = 0 if record.outcome == "refused" else 1  # nobody counts the tokens of what is refused at once
-    sizes_fit = fewest <= record.prompt_tokens <= _MOST_PROMPT and 0 <= record.output_tokens <= _MOST_OUTPUT
+    sizes_fit = fewest <= record.prompt_tokens <= MOST_PROMPT and 0 <= record.output_tokens <= MOST_OUTPUT
     return sizes_fit and all(a <= b + 1e-3 for a, b in pairwise(known))
 
 
