@@ -13,7 +13,7 @@ from bench.tuner_services import FROZEN_AFTER
 if TYPE_CHECKING:
     from bench.tuner_fleet import Row
 
-FIRST, FLEET = 150, 50  # number of the first service, and how many
+FIRST, FLEET = 200, 50  # number of the first service, and how many
 OF_BEST, OF_BASELINE, MOST_CHANGES = 0.95, 0.98, 3
 _SETTLED = 2  # halves
 _COLUMNS = (
@@ -91,7 +91,7 @@ def report(rows: Sequence[Row], hours: float, interval: float) -> str:
         "the best (three at most) on everything. `vLLM` is maxNumSeqs 256 with a budget of 8192. Objectives are tight, KV",
         "pools are scarce to plenty, and a batch beyond a service's knee serves less, not more.",
         "",
-        "The tuner's last changes were settled on numbers from 1000 on and on single ones below 150: none of these services",
+        "The tuner's last changes were settled on numbers from 1000 on and on single ones below 200: none of these services",
         "had been run then. The generator is older, and its first hundred numbers were what the tuner was judged by before.",
         *([f"**{len(rows)} of {FLEET} services have been run so far.**"] if len(rows) < FLEET else []),
         "",

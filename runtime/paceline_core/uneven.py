@@ -14,7 +14,7 @@ from paceline_core.plan import StepShape
 from paceline_core.step_time import StepModel
 from paceline_core.wire import StepModelDocument
 
-__all__ = ["UnevenDevice"]
+__all__ = ["UnevenDevice", "tiled"]
 
 _FIELDS = ("batchTile", "prefillTile", "contextKnee", "contextFactor")
 
@@ -48,8 +48,8 @@ class UnevenDevice:
         base = self.base
         return (
             base.constant
-            + base.decode_tokens * _tiles(shape.decode_tokens, self.batch_tile)
-            + base.prefill_tokens * _tiles(shape.prefill_tokens, self.prefill_tile)
+            + base.decode_tokens * tiled(shape.decode_tokens, self.batch_tile)
+            + base.prefill_tokens * tiled(shape.prefill_tokens, self.prefill_tile)
             + base.context_tokens * self._context(shape.context_tokens)
             + base.prefill_attention * shape.prefill_attention
         )
@@ -57,7 +57,7 @@ class UnevenDevice:
     def predict_decode(self, sequences: int, context_tokens: int) -> float:
         """Return, to the last bit, what `predict` says of a step of this many decodes."""
         base = self.base
-        decodes = base.decode_tokens * _tiles(sequences, self.batch_tile)
+        decodes = base.decode_tokens * tiled(sequences, self.batch_tile)
         return base.constant + decodes + base.context_tokens * self._context(context_tokens)
 
     def outside(self, shape: StepShape) -> tuple[str, ...]:
@@ -81,5 +81,6 @@ class UnevenDevice:
         return cls(StepModel.from_document(document), *tiles, knee, given.get("contextFactor", 1.0))
 
 
-def _tiles(count: int, tile: int) -> int:
+def tiled(count: int, tile: int) -> int:
+    """Return `count` rounded up to whole tiles."""
     return -(-count // tile) * tile

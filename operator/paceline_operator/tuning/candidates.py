@@ -8,8 +8,19 @@ from typing import Any
 from paceline_core.errors import KnobError
 from paceline_core.knobs import KNOBS, CostClass, Knobs, Strategy, knob, knobs_to_wire
 from paceline_core.step_time import TRUSTED, StepModel
+from paceline_sim.bent import BentModel
 
-__all__ = ["FEATURES", "TUNED", "allowed", "between", "changes_between", "ladder", "merge_changes", "trusted_most"]
+__all__ = [
+    "FEATURES",
+    "TUNED",
+    "allowed",
+    "between",
+    "changes_between",
+    "in_tiles",
+    "ladder",
+    "merge_changes",
+    "trusted_most",
+]
 
 # what is searched, in this order: each is swept with the best of those before it
 TUNED = ("maxNumSeqs", "maxNumBatchedTokens", "longPrefillThreshold", "maxQueueDelay")
@@ -41,8 +52,14 @@ def between(name: str, knobs: Knobs, bounds: Mapping[str, tuple[Any, Any]], mode
     """Return the steps between the doublings around the value in `knobs`."""
     value = getattr(knobs, knob(name).attribute)
     most = min(trusted_most(name, model), _limit(name, knobs))
-    found = {round(value * factor) for factor in (0.7, 0.85, 1.2, 1.45)} - {value}
+    found = {in_tiles(name, value * factor, model) for factor in (0.7, 0.85, 1.2, 1.45)} - {value}
     return [{name: v} for v in sorted(found) if _SMALLEST[name] <= v <= most and _inside(v, bounds.get(name))]
+
+
+def in_tiles(name: str, value: float, model: StepModel) -> int:
+    """Return the whole number near `value` that fills the tiles in which the device computes: others cost the same time."""
+    tile = model.batch_tile if name == "maxNumSeqs" and isinstance(model, BentModel) else 1
+    return round(value / tile) * tile if value > tile else round(value)
 
 
 def trusted_most(name: str, model: StepModel) -> int:

@@ -20,6 +20,8 @@ from paceline_sim.trace import TraceRequest
 
 __all__ = ["Question", "Sample", "SeenRequest"]
 
+_BEND = ("knee", "beyond", "batch_tile", "prefill_tile")
+
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
@@ -86,7 +88,7 @@ class Question:
             "bounds": {name: list(ends) for name, ends in self.bounds.items()},
             "objective": self.objective.to_json(),
             "model": to_json(self.model.base.to_document()),
-            "bend": [base.knee, base.beyond] if isinstance(base := self.model.base, BentModel) else None,
+            "bend": [getattr(base, name) for name in _BEND] if isinstance(base := self.model.base, BentModel) else None,
             "factors": self.model.to_json(),
             "numBlocks": self.num_blocks,
             "samples": [[_row(request) for request in sample] for sample in self.samples],
@@ -129,9 +131,8 @@ class Question:
 def _model(data: Mapping[str, Any]) -> CalibratedModel:
     base = StepModel.from_document(from_json(StepModelDocument, data["model"]))
     if (bent := data.get("bend")) is not None:
-        knee, beyond = bent
         own = {name: getattr(base, name) for name in StepModel.__dataclass_fields__}
-        base = BentModel(**own, knee=float(knee), beyond=float(beyond))
+        base = BentModel(**own, **dict(zip(_BEND, bent, strict=True)))
     return CalibratedModel(base, {(a, b, c): factor for a, b, c, factor in data["factors"]})
 
 

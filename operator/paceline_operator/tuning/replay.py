@@ -28,6 +28,7 @@ _LONGEST = 200  # characters of a complaint
 _SECONDS = {"type": "number", "minimum": 0, "maximum": 1e9}
 _FACTOR = {"type": "number", "minimum": 0, "maximum": 1000}
 _COUNT = {"type": "integer", "minimum": 0, "maximum": 1 << 53}
+_TILE = {"type": "integer", "minimum": 1, "maximum": 1 << 20}
 
 
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
@@ -71,7 +72,7 @@ _QUESTION = {
         },
     },
     "model": {"type": "object", "properties": {"seen": {"type": "object"}}},
-    "bend": _maybe(_list(_COUNT | {"type": "number"}, _SECONDS)),
+    "bend": _maybe(_list(_COUNT | {"type": "number"}, _SECONDS, _TILE, _TILE)),
     "factors": _each(_list(_COUNT, _COUNT, _COUNT, _FACTOR)),
     "numBlocks": {"type": "integer", "minimum": 1, "maximum": 1 << 31},
     "samples": _each(_each(_REQUEST)),

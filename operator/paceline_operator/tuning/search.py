@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_core.knobs import Knobs, knobs_to_wire
-from paceline_operator.tuning.candidates import TUNED, between, changes_between, ladder, merge_changes, trusted_most
+from paceline_core.step_time import StepModel
+from paceline_operator.tuning.candidates import (
+    TUNED,
+    between,
+    changes_between,
+    in_tiles,
+    ladder,
+    merge_changes,
+    trusted_most,
+)  # fmt: skip
 from paceline_operator.tuning.finals import STRESS, Finals, is_excluded
 from paceline_operator.tuning.preference import better
 from paceline_operator.tuning.question import Question, Sample
@@ -119,7 +128,7 @@ def _sweeps(state: _Search, best: Knobs) -> None:
     for steps in (ladder, between):
         best = state.around(best, steps(slots, best, bounds, model), slots)
     most = min(trusted_most(slots, model), best.max_num_seqs_limit)
-    pairs = [[pair for pair in _beside(best, small) if pair[slots] <= min(small, most)] for small in _SMALL_BUDGETS]
+    pairs = [[pair for pair in _beside(best, small, model) if pair[slots] <= min(small, most)] for small in _SMALL_BUDGETS]
     best = state.around(best, ladder(budget, best, bounds, model), budget)
     for changes in pairs:
         best = state.sweep(best, changes)
@@ -129,7 +138,7 @@ def _sweeps(state: _Search, best: Knobs) -> None:
         best = state.around(best, between(name, best, bounds, model), name)
 
 
-def _beside(knobs: Knobs, budget: int) -> list[dict[str, Any]]:
+def _beside(knobs: Knobs, budget: int, model: StepModel) -> list[dict[str, Any]]:
     """Return settings with a smaller budget and more slots at once.
 
     Chunks keep a long prompt from holding up everybody's tokens, but then it takes longer, in a slot of its own: where one
@@ -137,7 +146,7 @@ def _beside(knobs: Knobs, budget: int) -> list[dict[str, Any]]:
     """
     if budget >= knobs.max_num_batched_tokens:
         return []
-    return [{TUNED[0]: round(f * knobs.max_num_seqs), TUNED[1]: budget} for f in _MORE_SLOTS]
+    return [{TUNED[0]: in_tiles(TUNED[0], f * knobs.max_num_seqs, model), TUNED[1]: budget} for f in _MORE_SLOTS]
 
 
 def _rungs(twin: Forecaster, traffic: Sequence[Sample], question: Question) -> list[Rung]:
