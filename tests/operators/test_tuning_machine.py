@@ -50,10 +50,10 @@ def test_the_decision_is_the_same_when_it_is_made_again(tuned):
     assert decide(again).to_json() == decide(tuned.questions[0]).to_json()
 
 
-def test_a_knee_in_the_step_model_is_in_the_decision_log(tuned):
+def test_knee_and_tiles_of_the_step_model_are_in_the_decision_log(tuned):
     model = tuned.questions[0].model
     own = {name: getattr(model.base, name) for name in StepModel.__dataclass_fields__}
-    bent = replace(tuned.questions[0], model=replace(model, base=BentModel(**own, knee=100.0, beyond=1e-4)))
+    bent = replace(tuned.questions[0], model=replace(model, base=BentModel(**own, knee=100.0, beyond=1e-4, batch_tile=8)))
     again = Question.from_json(json.loads(json.dumps(bent.to_json())))
     assert again.model == bent.model and again.model != model
     assert decide(again).to_json() == decide(bent).to_json() != decide(tuned.questions[0]).to_json()

@@ -11,6 +11,7 @@ from tuning_kit import Service, bad_start
 
 from paceline_core.knobs import Knobs, knobs_to_wire
 from paceline_core.step_time import StepModel
+from paceline_operator.tuning.candidates import between
 from paceline_operator.tuning.decide import decide
 from paceline_operator.tuning.decision_log import DecisionLog
 from paceline_operator.tuning.lengths import LengthCurve
@@ -21,6 +22,7 @@ from paceline_operator.tuning.replay import replay
 from paceline_operator.tuning.screen import FINE, ROUGH, Rung, piece_of
 from paceline_operator.tuning.search import search
 from paceline_operator.tuning.twin import Forecast, Twin
+from paceline_sim.bent import BentModel
 from paceline_sim.calibrated import CalibratedModel
 from paceline_sim.generate import Lengths, bursty
 
@@ -370,6 +372,16 @@ def test_a_decision_costs_few_replays(busy, monkeypatch):
     assert decision.kind == "Change" and decision.target["maxNumSeqs"] >= 4
     # 30 settings on all of it would be 14,400, and as much again at the other load
     assert sum(replayed) < 13_000
+
+
+@pytest.mark.parametrize(
+    ("tile", "slots", "tried"), [(1, 26, [18, 22, 31, 38]), (8, 26, [16, 24, 32, 40]), (16, 10, [7, 8, 12, 14])]
+)
+def test_slots_beside_the_best_fill_the_tiles_of_the_device(tile, slots, tried):
+    model = BentModel(0.01, 1e-4, batch_tile=tile)
+    assert between("maxNumSeqs", Knobs(max_num_seqs=slots), {}, model) == [{"maxNumSeqs": value} for value in tried]
+    budgets = between("maxNumBatchedTokens", Knobs(max_num_seqs=8, max_num_batched_tokens=200), {}, model)
+    assert budgets == [{"maxNumBatchedTokens": value} for value in (140, 170, 240, 290)]  # decodes share it: nothing to fill
 
 
 def test_a_logged_decision_is_made_again_from_its_line_alone(busy, tmp_path):

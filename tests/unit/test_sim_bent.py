@@ -1,6 +1,7 @@
-"""A knee in context is found in measured steps, and what lies before it is told right."""
+"""A knee in context and tiles are found in measured steps, and steps that were never seen are told right by them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -20,11 +21,11 @@ def knee(at, factor=8.0):
     return UnevenDevice(BASE, 4, 64, at, factor)
 
 
-def steps_of(device, *, seed=0, count=600, noise=0.03, stalls=0.0):
+def steps_of(device, *, seed=0, count=600, noise=0.03, stalls=0.0, batches=(1, 2, 4, 8, 64)):
     """Steps of few sequences, and of many with long contexts; some take ten times as long, as when a core was away."""
     rng, found = random.Random(seed), []
     for _ in range(count):
-        decodes = rng.choice((1, 2, 4, 8, 64))
+        decodes = rng.choice(batches)
         context = decodes * rng.randrange(100, 900)
         prefill = rng.choice((0, 0, 0, 60, 200, 600, 2000, 8000))
         shape = StepShape(decodes, prefill, context, prefill * rng.randrange(100, 3000))
@@ -65,6 +66,23 @@ def test_a_device_without_a_knee_keeps_its_model(seed, noise):
     assert bend(model, steps) is model
 
 
+@pytest.mark.parametrize("tiles", [(8, 64), (16, 128), (4, 32), (1, 256)])
+@pytest.mark.parametrize("at", [1e12, 8000.0])
+def test_tiles_are_found_in_steps_of_all_sizes(tiles, at):
+    """A decode costs as much as on a device whose batches are worth turning a knob for: a tenth of a step and more."""
+    base = replace(BASE, decode_tokens=1e-3, prefill_tokens=1.2e-4)
+    device = UnevenDevice(base, *tiles, at, 8.0)
+    steps = steps_of(device, batches=range(1, 27), noise=0.01)
+    bent = bend(published(steps), steps)
+    assert isinstance(bent, BentModel) and (bent.batch_tile, bent.prefill_tile) == tiles
+    assert worst(bent, device, [StepShape(n, chunk, 6000, 0) for n in (24, 25, 33) for chunk in (0, 90, 130)]) < 0.05
+
+
+def test_steps_of_one_sequence_tell_nothing_of_batches():
+    steps = steps_of(UnevenDevice(BASE, 16, 64, 1e12, 1.0), batches=(1,))
+    assert getattr(bend(published(steps), steps), "batch_tile", 1) == 1
+
+
 def test_few_steps_and_steps_without_context_bend_nothing():
     model = published(steps := steps_of(knee(8000.0)))
     assert bend(model, steps[:60]) is model and bend(model, []) is model
@@ -80,6 +98,9 @@ def test_what_the_model_has_seen_and_said_of_itself_stays():
 
 def test_more_work_never_takes_less_time_and_decodes_are_told_alike():
     bent = bend(published(steps := steps_of(knee(8000.0))), steps)
+    bent = replace(bent, batch_tile=16, prefill_tile=64)
+    for shapes in ([StepShape(n, n, 500 * n, n) for n in range(200)], [StepShape(0, n, 0, 0) for n in range(200)]):
+        assert (more := [bent.predict(shape) for shape in shapes]) == sorted(more)
     times = [bent.predict(StepShape(8, 0, context, 0)) for context in range(0, 60_000, 500)]
     assert times == sorted(times)
     assert [bent.predict_decode(8, context) for context in range(0, 60_000, 500)] == times
