@@ -5,8 +5,8 @@
     python -m bench.tuner_clock --sweep                   # what fixed settings are worth in each, by the twin: no pods
     python -m bench.tuner_clock --report                  # tables and plots of what is done
 
-The pods are the real server with a clock instead of a model; its step times have tiles and a knee, so the tuner's linear
-model is wrong about them. Each scenario runs three times: tuned and with vLLM's defaults side by side on the same traffic,
+The pods are the real server with a clock instead of a model; its step times have tiles and a knee, of which the tuner is
+told nothing. Each scenario runs three times: tuned and with vLLM's defaults side by side on the same traffic,
 and with the best fixed setting, which a sweep of the twin on the true device finds. Two more have pods that lie, and may
 change nothing. Finished runs are kept in `--resume` (default bench/results/tuner_clock.jsonl). Exit code 1: a goal missed.
 """

@@ -46,8 +46,8 @@ def report(rows: Sequence[Run], found: Sequence[Scenario], label: str, left: Seq
     lines = [
         "# The tuner on clock pods", "",
         f"**Clock pods** (setting i): {PODS} pods under `paceline local`, traffic over HTTP, interval {INTERVAL:g} s. The",
-        "pods are the real server with a clock for a device; step times have tiles and a knee, which the tuner's linear",
-        f"model can't tell. Objective: TTFT ≤ {SLO[0]:g} s, TPOT ≤ {SLO[1] * 1e3:g} ms for 95 %. Goodput is counted by the",
+        "pods are the real server with a clock for a device; step times have tiles and a knee, of which the tuner is told",
+        f"nothing. Objective: TTFT ≤ {SLO[0]:g} s, TPOT ≤ {SLO[1] * 1e3:g} ms for 95 %. Goodput is counted by the",
         "clients, from five intervals after the start on (in (b): after the shift); `all` counts from the first second.",
         "`best` is the best fixed setting by a sweep of the twin on the true device, run on pods for the part that",
         "counts; all settings of a scenario met the same requests. `of best` compares shares in time, since a second more",

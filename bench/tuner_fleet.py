@@ -4,8 +4,8 @@
     python -m bench.tuner_fleet --services 4 --hours 0.5 # a look
     python -m bench.tuner_fleet --resume rows.jsonl      # keeps finished services there, and goes on where it was stopped
 
-Pods are `paceline_sim.live.VirtualPod`: the production scheduler on a device in virtual time. The device has tiles and a
-context knee; the tuner sees only what `/admin/observe` tells, with a linear model fitted to the steps. Each service's
+Pods are `paceline_sim.live.VirtualPod`: the production scheduler on a device in virtual time. The device has tiles, a
+context knee, and computing that partly hides behind reading; the tuner sees only what `/admin/observe` tells. Each service's
 traffic changes its kind half-way. Every seventh tells lies about its step times. Exit code 1 if a goal is missed.
 """
 

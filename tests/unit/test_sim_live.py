@@ -1,5 +1,7 @@
 """A pod in virtual time is the replay's own scheduler: stopped and observed at any moment, it serves to the same instant."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline_core.errors import FormatError
@@ -58,6 +60,18 @@ def test_uneven_device_rounds_up_to_tiles_and_slows_beyond_the_knee():
     assert DEVICE.predict_decode(8, 30_000) - DEVICE.predict_decode(8, 20_000) == pytest.approx(3 * flat)
 
 
+def test_of_computing_and_reading_the_shorter_is_hidden_as_far_as_they_overlap():
+    apart, half, roofline = (replace(DEVICE, overlap=share) for share in (0.0, 0.5, 1.0))
+    for shape in (StepShape(8, 0, 10_000, 0), StepShape(64, 500, 1000, 10**6), StepShape(1, 0, 60_000, 0)):
+        computing = apart.predict(replace(shape, context_tokens=0)) - apart.constant
+        reading = apart.predict(StepShape(context_tokens=shape.context_tokens)) - apart.constant
+        assert roofline.predict(shape) == pytest.approx(apart.constant + max(computing, reading))
+        assert half.predict(shape) == pytest.approx((apart.predict(shape) + roofline.predict(shape)) / 2)
+    assert half.predict_decode(9, 30_000) == half.predict(StepShape(9, 0, 30_000, 0))
+    times = [roofline.predict_decode(n, 700 * n) for n in range(100)]
+    assert times == sorted(times)
+
+
 def test_uneven_device_of_a_file_names_what_it_cannot_use():
     document = StepModelDocument(0.01, 1e-4, 1e-4, 0.0, 0.0, uneven={"batchTile": 8})
     assert UnevenDevice.from_document(document).batch_tile == 8
@@ -65,3 +79,7 @@ def test_uneven_device_of_a_file_names_what_it_cannot_use():
         UnevenDevice.from_document(StepModelDocument(0.01, 1e-4, 1e-4, 0.0, 0.0, uneven={"tile": 8}))
     with pytest.raises(FormatError, match=r"contextKnee is 0\.5"):
         UnevenDevice.from_document(StepModelDocument(0.01, 1e-4, 1e-4, 0.0, 0.0, uneven={"contextKnee": 0.5}))
+    with pytest.raises(FormatError, match=r"overlap is 1\.5, expected 0 to 1"):
+        UnevenDevice.from_document(StepModelDocument(0.01, 1e-4, 1e-4, 0.0, 0.0, uneven={"overlap": 1.5}))
+    document = StepModelDocument(0.01, 1e-4, 1e-4, 0.0, 0.0, uneven={"overlap": 0.4})
+    assert UnevenDevice.from_document(document).overlap == 0.4
