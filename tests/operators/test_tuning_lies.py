@@ -8,12 +8,14 @@ from tuning_kit import DEVICE, Service, bad_start, traffic
 from paceline_core.knobs import Knobs, knobs_from_wire, knobs_to_wire
 from paceline_core.wire import RequestRecord
 from paceline_operator.tuning import twin
+from paceline_operator.tuning.brain import Brain
 from paceline_operator.tuning.decide import decide
 from paceline_operator.tuning.fidelity import check
 from paceline_operator.tuning.ledger import Health, PodLedger
 from paceline_operator.tuning.luck import Luck
 from paceline_operator.tuning.objective import Objective
 from paceline_operator.tuning.sampling import samples_of, traffic_of
+from paceline_operator.tuning.state import State, Trial
 from paceline_operator.tuning.stretch import stretch_of
 from paceline_operator.tuning.twin import Twin
 from paceline_operator.tuning.view import merge
@@ -265,3 +267,19 @@ def test_a_trial_of_which_nobody_tells_anything_is_taken_back():
     service.deaf.update(service.pods)
     service.run(200.0)
     assert "TuningReverted" in service.reasons and service.brain.state.history[-1].outcome == "Reverted(NoMetrics)"
+
+
+# how much of each pod is kept
+
+
+def test_of_the_pods_of_a_trial_all_is_kept_and_the_others_share_what_is_left():
+    names = [f"pod-{number:03}" for number in range(200)]
+    brain = Brain(State(trial=Trial({"maxNumSeqs": 1}, {"maxNumSeqs": 8}, "w", 0.0, ("pod-150",), "c", 0.0, 0.0, 0.9, 1.0)))
+    for name in names:
+        brain.ledger(name)
+    brain.keep_only(names)
+    kept = {name: ledger.most for name, ledger in brain.ledgers.items()}
+    assert kept.pop("pod-150") == 1500 and sorted(kept.values()) == [60] * 193 + [1500] * 6
+    brain.state = replace(brain.state, trial=None)
+    brain.keep_only(names[:4])
+    assert {ledger.most for ledger in brain.ledgers.values()} == {1000} and len(brain.ledgers) == 4
